@@ -1,0 +1,192 @@
+"""Every exception that actorpp raises on purpose, in one tree.
+
+Each class states a stable ``code`` (the word that travels to clients) and whether asking again can help. Programming
+errors (a wrong type, a broken invariant) are ordinary Python exceptions and are not listed here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class ActorppError(Exception):
+    """Base of all errors raised on purpose.
+
+    Attributes:
+        code: Stable, lower-case word that names the kind of error, also over sockets.
+        retryable: Whether the same request may succeed later.
+        param: The option or request field at fault, if one is.
+    """
+
+    code: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+# --- configuration and models -------------------------------------------------------------------------------------
+
+
+class ConfigError(ActorppError):
+    """An option has a value that cannot work; the message says what was wrong and what is allowed."""
+
+    code = "invalid_config"
+
+
+class ModelNotFoundError(ActorppError):
+    """No model under the name or path given."""
+
+    code = "model_not_found"
+
+
+class UnsupportedModelError(ActorppError):
+    """The model exists, but this version refuses it, by name and with the reason."""
+
+    code = "unsupported_model"
+
+
+class CheckpointError(ActorppError):
+    """The checkpoint is damaged: missing, mismatched or unreadable tensors or files."""
+
+    code = "bad_checkpoint"
+
+
+class OutputError(ActorppError):
+    """A result cannot be written: the reader went away, the disk is full, or the file is not writable."""
+
+    code = "output_failed"
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+class RequestError(ActorppError):
+    """A request ended without a result."""
+
+    code = "request_failed"
+
+
+class InvalidRequestError(RequestError):
+    """A field of the request is missing, of the wrong type or out of range."""
+
+    code = "invalid_request"
+
+
+class ContextLengthExceededError(InvalidRequestError):
+    """Prompt (and tokens to generate) do not fit the context."""
+
+    code = "context_length_exceeded"
+
+
+class OverloadedError(RequestError):
+    """The waiting queue is full."""
+
+    code = "overloaded"
+    retryable = True
+
+
+class AbortedError(RequestError):
+    """The request was aborted by its client or by shutdown."""
+
+    code = "aborted"
+
+
+class DeadlineExceededError(RequestError):
+    """The request's deadline passed before it ended."""
+
+    code = "deadline_exceeded"
+
+
+class StageFailedError(RequestError):
+    """A pipeline stage died, stalled, or reported an error."""
+
+    code = "stage_failed"
+    retryable = True
+
+
+# --- actors -------------------------------------------------------------------------------------------------------
+
+
+class ActorError(ActorppError):
+    """Base of the actor runtime's errors."""
+
+    code = "actor_error"
+
+
+class ActorStoppedError(ActorError):
+    """The actor has stopped: the message cannot be delivered, or the ask will get no reply."""
+
+    code = "actor_stopped"
+
+
+class ActorRestartedError(ActorError):
+    """The actor was restarted while this ask was in flight; the message is not run again."""
+
+    code = "actor_restarted"
+    retryable = True
+
+
+class AskTimeoutError(ActorError):
+    """No reply within the ask's timeout."""
+
+    code = "ask_timeout"
+    retryable = True
+
+
+class MailboxFullError(ActorError):
+    """An inbox with the FAIL policy had no room."""
+
+    code = "mailbox_full"
+    retryable = True
+
+
+class ActorDefinitionError(ActorError):
+    """The actor class or its wiring cannot work; raised when the class is made or the actor is spawned."""
+
+    code = "actor_definition"
+
+
+class DeadlockError(ActorError):
+    """A wait that cannot end: an actor that waits for itself; in virtual time, when only deadlines are left to happen.
+
+    Attributes:
+        graph: The wait-for graph (an ``actorpp.runtime.WaitGraph``), where one was made.
+    """
+
+    code = "deadlock"
+
+    def __init__(self, message: str, *, graph: Any = None) -> None:
+        super().__init__(message)
+        self.graph = graph
+
+
+# --- transport ----------------------------------------------------------------------------------------------------
+
+
+class TransportError(ActorppError):
+    """Base of the transport's errors."""
+
+    code = "transport_error"
+
+
+class ProtocolError(TransportError):
+    """Bytes or messages that break the protocol: undecodable, oversized, out of sequence, or over the credit."""
+
+    code = "protocol_error"
+
+
+class PeerUnreachableError(TransportError):
+    """The peer's outbox is full or its address is unknown."""
+
+    code = "peer_unreachable"
+    retryable = True
+
+
+class EpochEndedError(TransportError):
+    """The epoch ended while this operation was in flight."""
+
+    code = "epoch_ended"
+    retryable = True

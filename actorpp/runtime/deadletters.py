@@ -1,0 +1,42 @@
+"""Dead letters: the messages that nobody will handle, counted and kept for a look. They are never sent again."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+
+from actorpp.runtime.messages import DeadLetter
+
+log = logging.getLogger("actorpp.runtime")
+
+KEPT = 1000
+
+
+class DeadLetters:
+    """All dead letters of a system: every one is counted and logged, the last KEPT are kept.
+
+    Attributes:
+        count: How many there have been.
+        by_reason: The same by DeadLetter.reason.
+        recent: The last ones, oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.by_reason: Counter[str] = Counter()
+        self.recent: deque[DeadLetter] = deque(maxlen=KEPT)
+        self._observers: list[Callable[[DeadLetter], object]] = []
+
+    def observe(self, callback: Callable[[DeadLetter], object]) -> None:
+        """Call ``callback`` with each dead letter from now on; it must not wait or raise."""
+        self._observers.append(callback)
+
+    def add(self, letter: DeadLetter) -> None:
+        """Count a dead letter. For the runtime, and for whoever refuses messages on an actor's behalf."""
+        self.count += 1
+        self.by_reason[letter.reason] += 1
+        self.recent.append(letter)
+        log.debug("dead letter (%s) for %s.%s: %r", letter.reason, letter.actor, letter.inbox, letter.message)
+        for observer in self._observers:
+            observer(letter)

@@ -1,0 +1,53 @@
+"""Deadlines of asks: one timer for all asks of an actor that have the same timeout, instead of one each.
+
+Most asks are answered long before, and a loop timer that is made and cancelled costs as much as the rest of an ask.
+Deadlines of one timeout fall due in the order in which they were set, so a timer for the oldest is enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from actorpp.runtime.clock import guard_later
+from actorpp.runtime.mailbox import Ask
+
+
+class Deadlines:
+    """Pending asks that all have the same timeout.
+
+    Args:
+        seconds: The timeout.
+        expire: Called with an ask and the timeout when it is due.
+        forget: Called when the timer has run out and nothing is pending.
+    """
+
+    __slots__ = ("_expire", "_forget", "_loop", "_pending", "_seconds")
+
+    def __init__(self, seconds: float, expire: Callable[[Ask, float], None], forget: Callable[[float], object]) -> None:
+        self._seconds = seconds
+        self._expire = expire
+        self._forget = forget
+        self._loop = asyncio.get_running_loop()
+        self._pending: dict[Ask, float] = {}
+        guard_later(seconds, self._look)
+
+    def add(self, ask: Ask) -> None:
+        """Set the deadline of an ask that begins now."""
+        self._pending[ask] = self._loop.time() + self._seconds
+
+    def remove(self, ask: Ask) -> None:
+        """The ask has ended."""
+        del self._pending[ask]
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        for ask, due in self._pending.items():  # oldest first; an expired one is removed by its asker
+            if due > now:
+                guard_later(due - now, self._look)
+                return
+            self._expire(ask, self._seconds)
+        if self._pending:
+            self._loop.call_soon(self._look)  # the expired are still to be removed
+        else:
+            self._forget(self._seconds)
