@@ -1,0 +1,79 @@
+"""The run directory: private, short, and cleaned of what dead drivers left."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+
+from actorpp.errors import ConfigError
+from actorpp.transport.process import LIVENESS_FD, leave_with_parent, remove_stale_run_dirs, run_dir
+
+DIES = """
+import os, pathlib, sys
+from actorpp.transport.process import run_dir
+held = run_dir(pathlib.Path(sys.argv[1]))
+held.__enter__()
+os._exit(0)
+"""
+
+
+def test_private_and_gone_afterwards(tmp_path: Path) -> None:
+    with run_dir(tmp_path) as path:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        (path / "socket").touch()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gone_after_an_error_too(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), run_dir(tmp_path):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_short_enough_for_sockets_even_if_tmpdir_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with run_dir() as path:
+        assert len(str(path / "stage-999#999")) < zmq.IPC_PATH_MAX_LEN
+
+
+def test_only_what_nobody_holds_is_stale(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], check=True, env=environment())
+    (left,) = tmp_path.iterdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "actorpp-file").touch()
+    (tmp_path / "actorpp-link").symlink_to(tmp_path / "other")
+    with run_dir(tmp_path) as first:
+        assert not left.exists()
+        with run_dir(tmp_path) as second:
+            assert remove_stale_run_dirs(tmp_path) == []
+            assert first.exists()
+            assert second.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["actorpp-file", "actorpp-link", "other"]
+
+
+@pytest.mark.parametrize("value", [None, "x", "9999"])
+def test_a_stage_command_started_by_hand_is_refused(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    if value is None:
+        monkeypatch.delenv(LIVENESS_FD, raising=False)
+    else:
+        monkeypatch.setenv(LIVENESS_FD, value)
+    with pytest.raises(ConfigError):
+        leave_with_parent()
+
+
+def test_a_descriptor_that_is_no_pipe_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file, pytest.raises(ConfigError, match="is no pipe"):
+        leave_with_parent(file.fileno())
+
+
+def environment() -> dict[str, str]:
+    root = Path(__file__).parents[3]
+    return {**os.environ, "PYTHONPATH": str(root)}

@@ -1,0 +1,181 @@
+"""The frames of every message on every socket, and the typed codec between frames and messages.
+
+A message is ``b""``, ``b"ACTORPP1"``, a header map, a body map, then raw buffers; both maps are MessagePack. The empty
+first frame lets a plain ZeroMQ REQ client talk to the same sockets. What arrives is untrusted: anything but a
+well-formed message within the limits is a ``ProtocolError`` that says what was wrong. This module opens no socket, and
+never builds objects other than those of the message types it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from actorpp.errors import ProtocolError
+
+MAGIC = b"ACTORPP1"
+
+Frame = bytes | memoryview
+
+H = TypeVar("H")
+M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one message may cost its receiver; a message over a limit is refused before it is decoded.
+
+    Attributes:
+        max_frames: Frames of one message: delimiter, magic, header, body and buffers.
+        max_header_bytes: Bytes of the header frame.
+        max_body_bytes: Bytes of the body frame.
+        max_buffer_bytes: Bytes of each raw buffer.
+        max_depth: Maps and arrays inside one another, the outermost map being 1.
+    """
+
+    max_frames: int = 16
+    max_header_bytes: int = 64 * 1024
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_buffer_bytes: int = 64 * 1024 * 1024
+    max_depth: int = 16
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """The largest frame any message may have: what a socket is told to refuse beyond."""
+        return max(self.max_header_bytes, self.max_body_bytes, self.max_buffer_bytes)
+
+
+@dataclass(frozen=True)
+class Envelope(Generic[H, M]):
+    """A decoded message: its header, its body and the raw buffers that came with it."""
+
+    header: H
+    message: M
+    buffers: tuple[Frame, ...] = ()
+
+
+class Codec(Generic[H, M]):
+    """Encodes and decodes the messages of one socket.
+
+    Args:
+        union_type: A tagged msgspec Struct or a union of them: the messages allowed on this socket.
+        header_type: The Struct of the header map.
+        limits: Applied in both directions, so that what one side sends the other accepts.
+    """
+
+    def __init__(self, union_type: Any, header_type: type[H], limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._headers: msgspec.msgpack.Decoder[H] = msgspec.msgpack.Decoder(header_type)
+        self._messages: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union_type)
+
+    def encode(self, message: M, header: H, buffers: Sequence[Frame] = ()) -> list[Frame]:
+        """Returns the frames of a message. Buffers are passed on without a copy and must not change until sent.
+
+        Raises:
+            ProtocolError: If the receiver would refuse it for its size.
+        """
+        frames: list[Frame] = [b"", MAGIC, self._encoder.encode(header), self._encoder.encode(message), *buffers]
+        self._check_sizes(frames)
+        return frames
+
+    def decode(self, frames: Sequence[Frame]) -> Envelope[H, M]:
+        """Returns the message in the frames of one multipart message, routing id taken off.
+
+        Raises:
+            ProtocolError: With the exact reason, for anything that is not a message of this codec.
+        """
+        if len(frames) < 4:
+            raise ProtocolError(f"a message has at least 4 frames, got {len(frames)}")
+        if len(frames[0]):
+            raise ProtocolError(f"the first frame must be empty, got {len(frames[0])} bytes")
+        if frames[1] != MAGIC:
+            raise ProtocolError(f"the second frame must be {MAGIC!r}, got {bytes(frames[1][:16])!r}")
+        self._check_sizes(frames)
+        header = self._unpack("header", self._headers, frames[2])
+        return Envelope(header, self._unpack("body", self._messages, frames[3]), tuple(frames[4:]))
+
+    def _check_sizes(self, frames: Sequence[Frame]) -> None:
+        limits = self.limits
+        if len(frames) > limits.max_frames:
+            raise ProtocolError(f"{len(frames)} frames, over the limit of {limits.max_frames}")
+        _check_size("header", frames[2], limits.max_header_bytes)
+        _check_size("body", frames[3], limits.max_body_bytes)
+        for i, buffer in enumerate(frames[4:]):
+            _check_size(f"buffer {i}", buffer, limits.max_buffer_bytes)
+
+    def _unpack(self, name: str, decoder: msgspec.msgpack.Decoder[Any], frame: Frame) -> Any:
+        try:
+            check_nesting(frame, self.limits.max_depth)
+            return decoder.decode(frame)
+        except (msgspec.MsgspecError, ProtocolError) as error:
+            raise ProtocolError(f"{name}: {error}") from None
+
+
+def _check_size(name: str, frame: Frame, limit: int) -> None:
+    size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
+    if size > limit:
+        raise ProtocolError(f"{name} of {size} bytes, over the limit of {limit}")
+
+
+# First bytes of MessagePack maps and arrays: fixmap and fixarray, then array16, array32, map16, map32.
+_CONTAINERS = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
+_NOT_CONTAINERS = bytes(sorted(set(range(256)) - set(_CONTAINERS)))
+
+# Payload bytes after the first byte, for the types of fixed size; one length field of 1, 2 or 4 bytes for the others.
+_FIXED = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+_FIXED |= {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
+_SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+
+
+def check_nesting(data: Frame, max_depth: int) -> None:
+    """Refuses MessagePack that nests deeper than ``max_depth`` or announces more items than it can hold.
+
+    A decoder may recurse once per level and reserve memory for announced items before it reads them; this walk does
+    neither. Bytes that are not MessagePack at all are left for the decoder to refuse.
+
+    Raises:
+        ProtocolError: Saying which of the two it was.
+    """
+    data = bytes(data)
+    # Nearly every message takes this way out: it has fewer bytes that could open a map or array than levels allowed,
+    # and none that could announce more items than 16 bits count.
+    openers = data.translate(None, _NOT_CONTAINERS)
+    if len(openers) <= max_depth and 0xDD not in openers and 0xDF not in openers:
+        return
+    end = len(data)
+    at = 0
+    left = [1]  # items still to come, per open level
+    while at < end:
+        while not left[-1]:
+            left.pop()
+            if not left:
+                return
+        left[-1] -= 1
+        first = data[at]
+        at += 1
+        items = -1
+        if first < 0x80 or first >= 0xE0:
+            continue
+        if first < 0xA0:
+            items = (first & 0x0F) * (1 if first >= 0x90 else 2)
+        elif first < 0xC0:
+            at += first & 0x1F
+        elif first in _FIXED:
+            at += _FIXED[first]
+        elif first in _SIZED:
+            width = _SIZED[first]
+            at += width + int.from_bytes(data[at : at + width]) + (0xC7 <= first <= 0xC9)
+        elif first >= 0xDC:
+            width = 4 if first & 1 else 2
+            items = int.from_bytes(data[at : at + width]) * (1 if first <= 0xDD else 2)
+            at += width
+        if items > end - at:
+            raise ProtocolError(f"a map or array of {items} items in the {max(0, end - at)} bytes that are left")
+        if items >= 0:
+            left.append(items)
+            if len(left) - 1 > max_depth:
+                raise ProtocolError(f"nested deeper than {max_depth} levels")
