@@ -1,0 +1,4 @@
+"""placeholder"""
+
+if __name__ != "actorpp.stages":
+    raise ImportError("import actorpp.stages, not stages")

@@ -1,0 +1,388 @@
+"""StageHost: what a stage process keeps while it lives: weights, KV arena, and the state of admitted requests.
+
+It applies log entries in the order it is given them and decides nothing; sessions, links and epochs are not its
+business. ``load``, ``allocate``, ``admit``, ``launch`` and ``reset`` belong to the compute thread; ``fetch`` waits,
+and may be called from another one. On CUDA the model runs on a forward stream and host copies on a
+copy stream; on CPUs the same code runs without streams.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from actorpp.errors import CheckpointError, ConfigError, ProtocolError
+from actorpp.stages.attention import choose_backend
+from actorpp.stages.kv import KVArena, PageTable
+from actorpp.stages.loader import LoadedModel, load_stage_model
+from actorpp.stages.memory import kv_bytes_available
+from actorpp.stages.messages import Admit, FromOutput, Output, SamplingParams, Segment, Step
+from actorpp.stages.packed import PackedCache, ProbeCache, pack
+from actorpp.stages.sampler import SampleRow, sample
+from actorpp.stages.spec import StageSpec
+from actorpp.stages.streams import Streams
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Request:
+    """One admitted request as a stage knows it.
+
+    Attributes:
+        tokens: (n,) int64 ids that came with the Admit, on the first and last stage.
+        computed: Tokens whose keys and values are in the arena.
+        history: On the last stage, if a penalty needs it: ids by position, on the device.
+        failure: Why this request has failed by itself; told with its next sampled id.
+    """
+
+    prompt_len: int
+    sampling: SamplingParams
+    table: PageTable
+    tokens: torch.Tensor | None = None
+    computed: int = 0
+    history: torch.Tensor | None = None
+    failure: str | None = None
+
+
+@dataclass
+class Launched:
+    """One step's result, possibly still being computed on the device.
+
+    Attributes:
+        hidden: (T, hidden_size) contiguous hidden states for the next stage; None on the last.
+        start: ``time.monotonic()`` when the step began.
+        end: When it ended; on CUDA on the last stage right only after ``fetch``, elsewhere when it was queued.
+        sampled: (2, R) int64 on the device: ids, and whether their logits were broken; None if nothing was sampled.
+        rids: Request of each of the R ids.
+        failures: Requests that had failed before this step's sampling, with the reason.
+        mark: What ``Streams.finish`` returned for this step.
+    """
+
+    hidden: torch.Tensor | None
+    start: float
+    end: float
+    sampled: torch.Tensor | None
+    rids: tuple[int, ...]
+    failures: dict[int, str]
+    mark: Any
+
+    @property
+    def on_host(self) -> bool:
+        """Whether ``fetch`` has nothing to wait for."""
+        return self.mark is None
+
+
+class StageHost:
+    """The compute side of one stage; see the module's text for threads and order."""
+
+    def __init__(self, spec: StageSpec) -> None:
+        self.spec = spec
+        self.device = torch.device(spec.device)
+        self._streams = Streams(self.device)
+        self._backend = choose_backend(spec.attention_backend, self.device)
+        self._requests: dict[int, Request] = {}
+        self._threads_set = threading.local()
+        self._loaded: LoadedModel | None = None
+        self._arena: KVArena | None = None
+        self._received: torch.Tensor | None = None
+
+    # --- facts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this stage embeds ids."""
+        return self.spec.is_first
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage samples."""
+        return self.spec.is_last
+
+    @property
+    def model(self) -> Any:
+        """The loaded transformers model with its pass-throughs."""
+        if self._loaded is None:
+            raise RuntimeError("the stage's model is not loaded")
+        return self._loaded.model
+
+    @property
+    def arena(self) -> KVArena:
+        """The KV arena; it knows its page size in bytes from ``load`` on."""
+        if self._arena is None:
+            raise RuntimeError("the stage's model is not loaded")
+        return self._arena
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of the weights that this stage materialised."""
+        return self._loaded.loaded_bytes if self._loaded else 0
+
+    @property
+    def kv_bytes_per_page(self) -> int:
+        """Bytes of one KV page over this stage's own layers."""
+        return self.arena.bytes_per_page
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states between stages."""
+        return int(self.model.config.hidden_size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the hidden states and the KV pages."""
+        return self.arena.dtype
+
+    @property
+    def forward_stream(self) -> torch.cuda.Stream | None:
+        """The stream that makes and reads hidden states; None on a CPU."""
+        return self._streams.forward_stream
+
+    @property
+    def num_requests(self) -> int:
+        """Requests admitted and not yet retired."""
+        return len(self._requests)
+
+    # --- set-up --------------------------------------------------------------------------------------------------
+
+    def load(self, progress: Progress | None = None) -> None:
+        """Load the weights, and learn the KV shapes by running two tokens through the layers.
+
+        Raises:
+            UnsupportedModelError: The model needs what this version does not compute.
+            CheckpointError: The checkpoint is damaged.
+        """
+        tell = progress or (lambda phase, done, total: None)
+        self._use_threads()
+        tell("load", 0, 1)
+        loaded = load_stage_model(self.spec)
+        if not self.is_first:
+            loaded.first_layer.register_forward_pre_hook(self._swap_in)
+        self._loaded = loaded
+        probe = ProbeCache(2)
+        width, dtype = self.hidden_size, loaded.model.dtype
+        hidden = None if self.is_first else torch.zeros(2, width, dtype=dtype, device=self.device)
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device) if self.is_first else None
+        with torch.inference_mode():
+            self._forward(ids, hidden, torch.arange(2, device=self.device)[None], probe, None)
+        if sorted(probe.shapes) != list(range(self.spec.lo, self.spec.hi)):
+            raise CheckpointError(f"layers {sorted(probe.shapes)} ran, but the stage has {self.spec.lo}-{self.spec.hi}")
+        self._arena = KVArena(probe.shapes, self.spec.page_size, dtype, self.device)
+        tell("load", 1, 1)
+
+    def max_pages(self, *, kv_tokens: int | None = None, mem_fraction_static: float = 0.8) -> int:
+        """KV pages that this stage can hold.
+
+        Args:
+            kv_tokens: Tokens asked for explicitly; else memory decides.
+            mem_fraction_static: Share of the device's memory for weights and pages together.
+
+        Returns:
+            Pages, at most what ``max_running_requests`` of full length could use.
+
+        Raises:
+            ConfigError: Not even one page fits.
+        """
+        if kv_tokens is not None:
+            pages, param = kv_tokens // self.spec.page_size, "kv_tokens"
+        else:
+            room = kv_bytes_available(self.device, mem_fraction_static, self.spec.colocated)
+            pages, param = room // self.kv_bytes_per_page, "mem_fraction_static"
+            useful = -(-self.spec.context_length // self.spec.page_size) * self.spec.max_running_requests
+            pages = min(pages, useful)
+        if pages < 1:
+            raise ConfigError(
+                f"stage {self.spec.stage} has no room for one KV page of {self.spec.page_size} tokens", param=param
+            )
+        return pages
+
+    def allocate(self, num_pages: int) -> None:
+        """Reserve the KV arena: pages 0 to ``num_pages``."""
+        self.arena.allocate(num_pages)
+
+    def reset(self) -> None:
+        """End of an epoch: forget every request. Weights and arena stay."""
+        self._requests.clear()
+
+    # --- the log -------------------------------------------------------------------------------------------------
+
+    def admit(self, entry: Admit) -> None:
+        """Take in a request's parameters, pages and ids.
+
+        Raises:
+            ProtocolError: The request is known already, or a page does not exist.
+        """
+        if entry.rid in self._requests:
+            raise ProtocolError(f"request {entry.rid} was admitted twice")
+        if entry.pages and not 0 <= min(entry.pages) <= max(entry.pages) < self.arena.num_pages:
+            raise ProtocolError(f"request {entry.rid} names pages outside 0-{self.arena.num_pages - 1}")
+        request = Request(entry.prompt_len, entry.sampling, PageTable(entry.pages, self.spec.page_size))
+        if entry.tokens:
+            request.tokens = torch.frombuffer(bytearray(entry.tokens), dtype=torch.int32).long()
+            vocab = int(self.model.config.vocab_size)
+            if not 0 <= int(request.tokens.min()) <= int(request.tokens.max()) < vocab:
+                request.failure = f"token ids must lie in 0-{vocab - 1}"
+                request.tokens.clamp_(0, vocab - 1)
+        if self.is_last and entry.sampling.repetition_penalty != 1.0:
+            if request.tokens is None:
+                raise ProtocolError(f"request {entry.rid} has a penalty, but no ids came to the last stage")
+            request.history = torch.zeros(request.table.capacity + 1, dtype=torch.int64, device=self.device)
+            request.history[: len(request.tokens)] = request.tokens
+        self._requests[entry.rid] = request
+
+    def launch(self, step: Step, hidden: torch.Tensor | None, outputs: Mapping[int, Output]) -> Launched:
+        """Compute one step.
+
+        Args:
+            hidden: (T, hidden_size) from the previous stage, on any device; None on the first.
+            outputs: By seq, the outputs that the step's ``FromOutput`` inputs name; used on the first stage.
+
+        Raises:
+            ProtocolError: The step does not follow from the log so far.
+        """
+        self._use_threads()
+        self._retire(step.retire)
+        start = time.monotonic()
+        parts = []
+        for segment in step.segments:
+            request = self._requests.get(segment.rid)
+            if request is None or segment.start != request.computed:
+                raise ProtocolError(f"step {step.seq} continues request {segment.rid} where it is not")
+            request.computed += segment.length
+            parts.append((request.table, segment.start, segment.length))
+        if (hidden is None) != self.is_first or (hidden is not None and hidden.shape[0] != step.num_tokens):
+            raise ProtocolError(f"the hidden states do not fit step {step.seq} of {step.num_tokens} tokens")
+        sampling = [segment for segment in step.segments if segment.sample] if self.is_last else []
+        with torch.inference_mode(), self._streams.forward() as begun:
+            cache, positions = pack(parts, self.arena)
+            ids = self._input_ids(step, outputs).to(self.device, non_blocking=True) if self.is_first else None
+            if hidden is not None:
+                self._streams.hold(hidden)
+                hidden = hidden.to(self.device, self.dtype, non_blocking=True)
+            out = self._forward(ids, hidden, positions, cache, _sampling_rows(step) if self.is_last else None)
+            sampled = self._sample(sampling, out) if sampling else None
+            mark = self._streams.finish(begun)
+        return Launched(
+            hidden=None if self.is_last else out,
+            start=start,
+            end=time.monotonic(),
+            sampled=sampled,
+            rids=tuple(segment.rid for segment in sampling),
+            failures={s.rid: why for s in sampling if (why := self._requests[s.rid].failure)},
+            mark=mark,
+        )
+
+    def fetch(self, launched: Launched) -> tuple[tuple[int, ...], dict[int, str]]:
+        """Wait for a step's sampled ids.
+
+        Returns:
+            The ids of its sampling segments in order, and for requests whose own computation failed the reason;
+            a failed request's id means nothing.
+        """
+        ids: tuple[int, ...] = ()
+        errors = dict(launched.failures)
+        if launched.sampled is not None:
+            picked, broken = self._streams.to_host(launched.sampled, launched.mark).tolist()
+            ids = tuple(picked)
+            for rid, bad in zip(launched.rids, broken, strict=True):
+                if bad:
+                    errors.setdefault(rid, "the model's logits are not finite")
+        launched.end = self._streams.end_time(launched.start, launched.end, launched.mark)
+        return ids, errors
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _retire(self, rids: tuple[int, ...]) -> None:
+        gone = [self._requests.pop(rid) for rid in rids if rid in self._requests]
+        if self.spec.poison_freed and gone:
+            held = {page for request in self._requests.values() for page in request.table.pages}
+            with torch.inference_mode():
+                self.arena.poison({page for request in gone for page in request.table.pages} - held)
+
+    def _input_ids(self, step: Step, outputs: Mapping[int, Output]) -> torch.Tensor:
+        """(1, T) ids of the step's segments."""
+        ids = []
+        for segment in step.segments:
+            match segment.token:
+                case None:
+                    tokens = self._requests[segment.rid].tokens
+                    if tokens is None or len(tokens) < segment.start + segment.length:
+                        raise ProtocolError(f"step {step.seq} goes past the ids of request {segment.rid}")
+                    ids.append(tokens[segment.start : segment.start + segment.length])
+                case FromOutput(seq, index):
+                    if seq not in outputs or index >= len(outputs[seq].ids):
+                        raise ProtocolError(f"step {step.seq} needs output {seq}, which is not here")
+                    ids.append(torch.tensor([outputs[seq].ids[index]]))
+                case literal:
+                    ids.append(torch.tensor([literal]))
+        return torch.cat(ids)[None]
+
+    def _forward(
+        self,
+        ids: torch.Tensor | None,
+        hidden: torch.Tensor | None,
+        positions: torch.Tensor,
+        cache: PackedCache,
+        rows: list[int] | None,
+    ) -> torch.Tensor:
+        """Run the local layers: hidden states (T, hidden_size), or logits (len(rows), vocab) of ``rows``."""
+        model = self.model
+        self._received = None if hidden is None else hidden[None]
+        arguments: dict[str, Any] = {
+            "input_ids": ids,
+            "inputs_embeds": self._received,
+            "position_ids": positions,
+            "cache": cache,
+            "use_cache": True,
+            "packed": cache,
+            "backend": self._backend,
+        }
+        if rows:
+            keep = torch.tensor(rows, device=self.device)
+            logits: torch.Tensor = model(**arguments, logits_to_keep=keep).logits[0]
+            return logits
+        base = getattr(model, model.base_model_prefix)
+        last: torch.Tensor = base(**arguments).last_hidden_state[0]
+        return last.contiguous()
+
+    def _swap_in(self, module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Pre-hook of the first local layer: whatever the model did to the received hidden states is undone."""
+        return (self._received, *args[1:])
+
+    def _sample(self, segments: list[Segment], logits: torch.Tensor) -> torch.Tensor:
+        """(2, R) ids and broken flags for the sampling segments."""
+        rows = []
+        for segment in segments:
+            request, end = self._requests[segment.rid], segment.start + segment.length
+            history = None if request.history is None else request.history[:end]
+            rows.append(SampleRow(request.sampling, end - request.prompt_len, history))
+        ids, broken = sample(logits, rows)
+        for index, segment in enumerate(segments):
+            request, end = self._requests[segment.rid], segment.start + segment.length
+            if request.history is not None and request.tokens is not None and end >= len(request.tokens):
+                request.history[end] = ids[index]
+        return torch.stack((ids, broken.long()))
+
+    def _use_threads(self) -> None:
+        """Set torch's threads for the calling thread, once: they are a property of the thread that computes."""
+        if not getattr(self._threads_set, "done", False):
+            torch.set_num_threads(self.spec.threads)
+            with suppress(RuntimeError):  # once per process, and not after another user of torch began
+                torch.set_num_interop_threads(1)
+            self._threads_set.done = True
+
+
+def _sampling_rows(step: Step) -> list[int]:
+    """Where in the packed row the last tokens of the sampling segments lie."""
+    rows, offset = [], 0
+    for segment in step.segments:
+        offset += segment.length
+        if segment.sample:
+            rows.append(offset - 1)
+    return rows

@@ -1,0 +1,191 @@
+"""Builds the part of a transformers model that one stage computes, with its own weights only.
+
+The model's class is subclassed: layers outside the stage's range become pass-throughs, and so do embedding, norm and
+head where they belong to other stages; then transformers' own ``from_pretrained`` loads what is left, with all its
+conversions. Layer indices stay global. It does not run the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from torch import nn
+from transformers.utils import logging as hf_logging
+
+from actorpp.errors import CheckpointError
+from actorpp.stages.attention import ATTENTION_NAME, register
+from actorpp.stages.config import check_config, choose_dtype
+from actorpp.stages.spec import StageSpec
+
+# transformers sets process-wide state while it loads (default dtype, names of tied weights): one load at a time.
+_LOADING = threading.Lock()
+
+
+class LoadedModel(NamedTuple):
+    """A stage's model, in evaluation mode on its device.
+
+    Attributes:
+        model: The causal LM with pass-throughs; it is called as a whole.
+        first_layer: The first local decoder layer, where received hidden states come in.
+        loaded_bytes: Bytes of the weights that were materialised; tied ones count once.
+    """
+
+    model: Any
+    first_layer: nn.Module
+    loaded_bytes: int
+
+
+class PassThrough(nn.Module):
+    """Stands where another stage's module is: returns what it was given."""
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The first argument, unchanged."""
+        return hidden_states
+
+
+def load_stage_model(spec: StageSpec) -> LoadedModel:
+    """Load the stage's own weights.
+
+    Raises:
+        UnsupportedModelError: The model's type is refused, or its rotary embedding depends on the batch.
+        CheckpointError: A file is unreadable, or tensors are missing, of the wrong shape, or of no known model part.
+    """
+    with _LOADING, _quiet_transformers():
+        try:
+            config = transformers.AutoConfig.from_pretrained(spec.model_path, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{spec.model_path}: unreadable config.json: {_line(error)}") from error
+        whole = _causal_lm_class(config)
+        dtype = getattr(torch, device_dtype(spec, config))
+        register()
+        stage_class = _stage_class(whole, spec)
+        arguments: dict[str, Any] = {
+            "config": config,
+            "dtype": dtype,
+            "attn_implementation": ATTENTION_NAME,
+            "output_loading_info": True,
+            "ignore_mismatched_sizes": True,  # they are reported, and refused below by name
+        }
+        if spec.device != "cpu":
+            arguments["device_map"] = {"": spec.device}
+        try:
+            if spec.load_format == "dummy":
+                weights = _dummy_weights(stage_class, config, dtype, spec)
+                model, info = stage_class.from_pretrained(None, state_dict=weights, **arguments)
+            else:
+                model, info = stage_class.from_pretrained(
+                    spec.model_path, local_files_only=True, use_safetensors=True, **arguments
+                )
+        except (OSError, RuntimeError, SafetensorError) as error:
+            raise CheckpointError(f"{spec.model_path}: {_line(error)}") from error
+        _check_keys(info, _state_shapes(whole, config).keys(), spec.model_path)
+    layers = getattr(model, model.base_model_prefix).layers
+    storages = {p.untyped_storage().data_ptr(): p.nbytes for p in model.parameters()}
+    return LoadedModel(model, layers[spec.lo], sum(storages.values()))
+
+
+def device_dtype(spec: StageSpec, config: Any) -> str:
+    """Name of the dtype that the stage computes in; on CUDA, bfloat16 becomes float16 below compute capability 8.0."""
+    checkpoint_dtype = str(config.dtype or "float32").removeprefix("torch.")
+    name = choose_dtype(spec.dtype, checkpoint_dtype, spec.device)
+    if spec.dtype == "auto" and name == "bfloat16" and spec.device.startswith("cuda"):
+        major, _ = torch.cuda.get_device_capability(spec.device)
+        return "bfloat16" if major >= 8 else "float16"
+    return name
+
+
+def _causal_lm_class(config: Any) -> Any:
+    check_config(config.to_dict())
+    return transformers.AutoModelForCausalLM._model_mapping[type(config)]
+
+
+def _stage_class(whole: Any, spec: StageSpec) -> Any:
+    """A subclass of ``whole`` that keeps the stage's own modules.
+
+    It keeps the name and module of its base, or transformers would take it for custom code and leave out conversions.
+    """
+    last = spec.is_last
+
+    def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        whole.__init__(self, config, *args, **kwargs)
+        base = getattr(self, self.base_model_prefix)
+        for index in range(len(base.layers)):
+            if not spec.lo <= index < spec.hi:
+                base.layers[index] = PassThrough()
+        if not (spec.is_first or (last and config.tie_word_embeddings)):
+            base.embed_tokens = PassThrough()
+        if not last:
+            base.norm = PassThrough()
+            self.lm_head = PassThrough()
+        self.post_init()
+
+    body: dict[str, Any] = {"__init__": init, "__module__": whole.__module__, "__qualname__": whole.__qualname__}
+    if not last:
+        body["_tied_weights_keys"] = {}
+    return type(whole.__name__, (whole,), body)
+
+
+def _state_shapes(model_class: Any, config: Any) -> dict[str, torch.Tensor]:
+    """The state dict of ``model_class``, without memory behind it."""
+    with torch.device("meta"):
+        state: dict[str, torch.Tensor] = model_class(config).state_dict()
+    return state
+
+
+def _dummy_weights(stage_class: Any, config: Any, dtype: torch.dtype, spec: StageSpec) -> dict[str, torch.Tensor]:
+    """Random weights that depend on the seed and each tensor's own name: every split of a model gets the same."""
+    tied = stage_class._tied_weights_keys if config.tie_word_embeddings else {}
+    weights = {}
+    for name, shape_only in _state_shapes(stage_class, config).items():
+        if name in (tied or {}):
+            continue
+        if shape_only.dim() == 1:
+            fill = torch.zeros if name.endswith("bias") else torch.ones
+            weights[name] = fill(shape_only.shape, dtype=dtype)
+            continue
+        digest = hashlib.blake2b(f"{spec.seed}:{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        random = torch.empty(shape_only.shape).normal_(0.0, config.initializer_range, generator=generator)
+        weights[name] = random.to(dtype)
+    return weights
+
+
+def _check_keys(info: dict[str, Any], known: Any, path: str) -> None:
+    """Raise for tensors that are missing, of another shape, or that no stage of the model would load."""
+    mismatched = {entry[0] for entry in info["mismatched_keys"]}
+    for what, names in (
+        ("misses", info["missing_keys"]),
+        ("has the wrong shape for", mismatched),
+        ("has tensors of no part of the model:", set(info["unexpected_keys"]) - set(known)),
+    ):
+        if names:
+            shown = ", ".join(sorted(names)[:3])
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise CheckpointError(f"checkpoint {Path(path).name} {what} {shown}{more}")
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Keep transformers' progress bars and loading report, which lists the other stages' tensors, off stderr."""
+    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(verbosity)
+        if bars:
+            hf_logging.enable_progress_bar()
+
+
+def _line(error: BaseException) -> str:
+    """The first line of an error's text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,266 @@
+"""What the coordinator and the stages say to each other. No torch here: the driver imports this module.
+
+Every message of an epoch's log carries ``epoch`` and ``seq``; the log of an epoch is contiguous in ``seq``. Stages
+apply it in order and decide nothing. Sizes are in tokens, times in seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How the last stage picks a request's next token. The defaults are greedy.
+
+    Attributes:
+        temperature: 0 is greedy; otherwise logits are divided by it before sampling.
+        top_k: Keep the k most likely tokens; 0 keeps all.
+        top_p: Keep the smallest set of tokens whose probability reaches this.
+        min_p: Keep tokens of at least this share of the most likely one's probability.
+        repetition_penalty: Above 1 discourages tokens of the prompt and the output.
+        seed: Seed of this request; randomness depends on it and on the output position alone.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+
+class FromOutput(msgspec.Struct, frozen=True, array_like=True):
+    """An input id that the last stage sampled in step ``seq`` for its sampling segment number ``index``."""
+
+    seq: int
+    index: int
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive tokens of one request in one step: positions ``start`` to ``start + length``.
+
+    ``token`` says where a decode segment's single input id comes from; None means the ids of the admitted request.
+    ``sample`` asks the last stage for the token after the segment's last position.
+    """
+
+    rid: int
+    start: int
+    length: int
+    token: int | FromOutput | None = None
+    sample: bool = False
+
+
+class Admit(msgspec.Struct, frozen=True, tag="admit"):
+    """A request enters the log. ``tokens`` holds little-endian int32 ids for the first and last stage, else None.
+
+    Attributes:
+        prompt_len: Tokens of the client's prompt.
+        tokens: Prompt ids, then ids that were delivered in an earlier epoch.
+        pages: KV page ids reserved for the request, in position order; the same on every stage.
+    """
+
+    epoch: int
+    seq: int
+    rid: int
+    prompt_len: int
+    sampling: SamplingParams
+    pages: tuple[int, ...]
+    tokens: bytes | None = None
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """One pass of packed segments through all stages.
+
+    Attributes:
+        slot: Micro-batch slot that the decode segments belong to.
+        segments: At least one.
+        retire: Requests whose state stages drop before they compute this step.
+        watermark: Stage 0 drops stored outputs below this seq.
+        feeds: Whether stage 0 needs the sampled ids, for a later FromOutput.
+    """
+
+    epoch: int
+    seq: int
+    slot: int
+    segments: tuple[Segment, ...]
+    retire: tuple[int, ...] = ()
+    watermark: int = 0
+    feeds: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(s.length for s in self.segments)
+
+
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """The last entry of a log that ends in order: stages finish what came before it. A Fence ends an epoch at once."""
+
+    epoch: int
+    seq: int
+
+
+LogEntry = Admit | Step | End
+
+
+class StageTiming(msgspec.Struct, frozen=True, array_like=True):
+    """When a stage computed a step, on its own monotonic clock; durations are what the coordinator uses."""
+
+    start: float
+    end: float
+
+
+class Proxy(msgspec.Struct, frozen=True, tag="proxy"):
+    """Header of a hidden-state tensor that follows on the tensor link. Receives are posted in ``link_index`` order."""
+
+    epoch: int
+    seq: int
+    link_index: int
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    timings: tuple[StageTiming, ...] = ()
+
+
+class Output(msgspec.Struct, frozen=True, tag="output"):
+    """Exactly one per Step: the sampled ids of its sampling segments, in order. It gives the window's credit back.
+
+    ``errors`` names requests whose own computation failed in this step (rid to reason); the others are unharmed.
+    """
+
+    epoch: int
+    seq: int
+    ids: tuple[int, ...] = ()
+    timings: tuple[StageTiming, ...] = ()
+    errors: dict[int, str] = {}
+
+
+# --- outside the log: driver to stage, handled before data ---------------------------------------------------------
+
+
+class Topology(msgspec.Struct, frozen=True, tag="topology"):
+    """Begins an epoch on a stage: a fresh session, empty request state, new links.
+
+    Attributes:
+        num_pages: KV pages of the arena, the same on every stage.
+        window: Steps in flight at most: bounds what a stage can be sent.
+        inlets: Endpoint of every stage's inlet, in stage order.
+        rendezvous: Where the ranks of the tensor transport meet, new in every epoch.
+    """
+
+    epoch: int
+    num_pages: int
+    window: int
+    inlets: tuple[str, ...]
+    rendezvous: str
+
+
+class Fence(msgspec.Struct, frozen=True, tag="fence"):
+    """Ends the epoch: the stage answers Fenced once its compute is idle."""
+
+    epoch: int
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Answered with Pong by the stage's loop."""
+
+    nonce: int
+
+
+class GetTrace(msgspec.Struct, frozen=True, tag="get_trace"):
+    """Answered with TraceSpans; the stage forgets what it has handed over."""
+
+    nonce: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """The stage process ends itself, with exit code 0."""
+
+
+DriverToStage = Topology | Admit | Step | End | Fence | Ping | GetTrace | Shutdown
+
+
+# --- stage to driver -----------------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First word of a stage process. ``inlet`` is the endpoint where its predecessor reaches it."""
+
+    stage: int
+    incarnation: int
+    pid: int
+    inlet: str
+
+
+class LoadProgress(msgspec.Struct, frozen=True, tag="load_progress"):
+    """How much of the stage's loading is done."""
+
+    done: int
+    total: int
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """The weights are in memory.
+
+    Attributes:
+        weight_bytes: Bytes of the tensors that this stage materialised.
+        page_bytes: Bytes of one KV page over this stage's own layers.
+        max_pages: Pages that fit this stage's share of memory.
+    """
+
+    weight_bytes: int
+    page_bytes: int
+    max_pages: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The session of this epoch takes steps."""
+
+    epoch: int
+
+
+class Fenced(msgspec.Struct, frozen=True, tag="fenced"):
+    """No compute of this epoch runs any more."""
+
+    epoch: int
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """Answers the Ping of the same nonce. ``dead_letters``: envelopes of old epochs, so far."""
+
+    nonce: int
+    dead_letters: int = 0
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """Something a stage did, on its own monotonic clock. Spans of one kind and lane do not overlap."""
+
+    kind: Literal["compute", "send", "receive", "wait", "sample"]
+    seq: int
+    start: float
+    end: float
+    lane: int = 0
+
+
+class TraceSpans(msgspec.Struct, frozen=True, tag="trace_spans"):
+    """Answers GetTrace. ``dropped`` spans did not fit the stage's buffer."""
+
+    nonce: int
+    spans: tuple[Span, ...]
+    dropped: int = 0
+
+
+class StageError(msgspec.Struct, frozen=True, tag="stage_error"):
+    """The stage cannot go on: while loading (epoch None), or in this epoch."""
+
+    epoch: int | None
+    code: str
+    message: str
+
+
+StageToDriver = Hello | LoadProgress | Loaded | Ready | Output | Fenced | Pong | TraceSpans | StageError
+
+# --- stage to stage ------------------------------------------------------------------------------------------------
+
+StageToStage = Proxy | Output

@@ -1,0 +1,101 @@
+"""The packed batch of one step, and the cache object that carries it through a transformers model.
+
+A step's segments lie one after another in one row of tokens, (1, T). The model's own code sees an ordinary batch of
+one with explicit positions; only the cache and the attention function know the segments. It computes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from transformers.cache_utils import Cache
+
+from actorpp.stages.kv import KVArena, LayerShape, PageTable, Run
+
+KeyValue = tuple[torch.Tensor, torch.Tensor]
+
+
+class PackedSegment(NamedTuple):
+    """One segment in the packed row.
+
+    Attributes:
+        offset: Where its tokens begin in the row.
+        length: Its tokens.
+        runs: Where the keys of all its request's tokens lie, up to and with the segment's own.
+    """
+
+    offset: int
+    length: int
+    runs: list[Run]
+
+
+class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped here
+    """What a model takes for its KV cache during one step: ``update`` files new keys and values in the arena.
+
+    It returns the new ones alone; the attention function reads the history from ``history``.
+    """
+
+    def __init__(self, segments: Sequence[PackedSegment], arena: KVArena, slots: torch.Tensor) -> None:
+        super().__init__(layers=[])
+        self.segments = segments
+        self._arena = arena
+        self._slots = slots
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> KeyValue:
+        """Store (1, heads, T, width) keys and values of layer ``layer_idx`` and return them as they came."""
+        self._arena.write(layer_idx, self._slots, key_states[0], value_states[0])
+        return key_states, value_states
+
+    def history(self, layer: int, segment: PackedSegment) -> list[KeyValue]:
+        """Keys and values (heads, n, width) of the segment's request, its own tokens last, as views per run."""
+        return self._arena.views(layer, segment.runs)
+
+
+class ProbeCache(PackedCache):
+    """Stands in before there is an arena: notes the shapes of every layer's keys and values, keeps none of them."""
+
+    def __init__(self, length: int) -> None:
+        Cache.__init__(self, layers=[])
+        self.segments = [PackedSegment(0, length, [])]
+        self.shapes: dict[int, LayerShape] = {}
+        self._newest: KeyValue | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> KeyValue:
+        """Note the widths and hold the tensors for this layer's attention."""
+        (_, key_heads, _, key_dim), (_, value_heads, _, value_dim) = key_states.shape, value_states.shape
+        self.shapes[layer_idx] = LayerShape(key_heads, key_dim, value_heads, value_dim)
+        self._newest = (key_states[0], value_states[0])
+        return key_states, value_states
+
+    def history(self, layer: int, segment: PackedSegment) -> list[KeyValue]:
+        """The layer's new keys and values: a probe has no past."""
+        return [] if self._newest is None else [self._newest]
+
+
+def pack(parts: Sequence[tuple[PageTable, int, int]], arena: KVArena) -> tuple[PackedCache, torch.Tensor]:
+    """Lay out one step.
+
+    Args:
+        parts: Page table, first position and length of each segment, in order.
+
+    Returns:
+        The cache for this step, and the (1, T) int64 positions, both on the arena's device.
+    """
+    segments: list[PackedSegment] = []
+    positions: list[torch.Tensor] = []
+    slots: list[torch.Tensor] = []
+    offset = 0
+    for table, start, length in parts:
+        runs = table.runs(0, start + length)
+        segments.append(PackedSegment(offset, length, runs))
+        positions.append(torch.arange(start, start + length))
+        slots += [torch.arange(run.slot, run.slot + run.length) for run in table.runs(start, start + length)]
+        offset += length
+    cache = PackedCache(segments, arena, torch.cat(slots).to(arena.device, non_blocking=True))
+    return cache, torch.cat(positions)[None].to(arena.device, non_blocking=True)

@@ -1,0 +1,224 @@
+"""What a stage process runs: ``python -m actorpp.cli stage``, with its settings in the environment.
+
+It connects to the driver, says hello, loads, and serves epochs until the driver tells it to end, dies, or it fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import structlog
+
+from actorpp.errors import ActorppError
+from actorpp.eventloop import new_event_loop
+from actorpp.logs import configure_logging
+from actorpp.runtime import ActorRef, ActorSystem
+from actorpp.stages.codecs import Sender, driver_to_stage, routing_id, stage_to_driver, stage_to_stage
+from actorpp.stages.host import StageHost
+from actorpp.stages.links import Links
+from actorpp.stages.messages import (
+    Admit,
+    End,
+    Fence,
+    GetTrace,
+    Hello,
+    Ping,
+    Shutdown,
+    StageError,
+    StageToDriver,
+    StageToStage,
+    Step,
+    Topology,
+)
+from actorpp.stages.node import StageNode
+from actorpp.stages.spec import StageSpec
+from actorpp.stages.switch import EpochSwitch
+from actorpp.stages.tensor_io import TensorInlet, TensorOutlet
+from actorpp.stages.trace import SpanRecorder
+from actorpp.stages.wiring import WiringSpec
+from actorpp.transport.gloo import connect_gloo
+from actorpp.transport.nccl import connect_nccl
+from actorpp.transport.process import leave_with_parent
+from actorpp.transport.sockets import Dealer, Router, close_context
+from actorpp.transport.tensors import TensorLink
+
+log = structlog.get_logger(__name__)
+
+
+class ProcessWiring:
+    """Wiring of a stage process: ZeroMQ for messages, a process group for tensors.
+
+    Args:
+        on_driver: Called with each message of the driver.
+        on_peer: Called with each message of a neighbour.
+        on_error: Called with what makes the process useless: the driver sent what cannot be decoded.
+    """
+
+    def __init__(
+        self,
+        spec: StageSpec,
+        wiring: WiringSpec,
+        host: StageHost,
+        *,
+        on_driver: Callable[[object], None],
+        on_peer: Callable[[StageToStage], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self.spec = spec
+        self.wiring = wiring
+        self.host = host
+        self.on_driver = on_driver
+        self.on_peer = on_peer
+        self.name = routing_id(spec.stage, wiring.incarnation)
+        self._header = Sender(self.name)
+        self._from_driver, self._to_driver = driver_to_stage(), stage_to_driver()
+        self._peers = stage_to_stage()
+        self._tensors: TensorLink | None = None
+        self._neighbours: list[Dealer] = []
+        self.inlet = Router(
+            f"ipc://{wiring.run_dir}/inlet-{spec.stage}-{wiring.incarnation}",
+            lambda peer, frames: on_peer(self._peers.decode(frames).message),
+            lambda peer, frames, reason: log.error("dead letter", to=peer, reason=reason),
+            on_error=on_error,
+            limits=self._peers.limits,
+        )
+        self.driver = Dealer(
+            wiring.driver,
+            self.name.encode(),
+            lambda frames: on_driver(self._from_driver.decode(frames).message),
+            lambda frames, reason: log.error("dead letter", to="driver", reason=reason),
+            on_error=on_error,
+            limits=self._from_driver.limits,
+            outbox=1024,
+        )
+
+    def to_driver(self, message: StageToDriver) -> None:
+        self.driver.send(self._to_driver.encode(message, self._header))
+
+    async def connect(self, topology: Topology, on_failure: Callable[[ActorppError], None]) -> Links:
+        """Meet the other ranks, and open the headers' way to the next stage (from the last one: to the first)."""
+        spec = self.spec
+        tensors = None
+        if spec.num_stages > 1:
+            tensors = self._tensors = await self._meet(topology, on_failure)
+        following = self._dealer(topology, (spec.stage + 1) % spec.num_stages)
+
+        def to_following(message: StageToStage) -> None:
+            following.send(self._peers.encode(message, self._header))
+
+        return Links(
+            prev=TensorInlet(tensors) if tensors is not None and not spec.is_first else None,
+            next=TensorOutlet(tensors) if tensors is not None and not spec.is_last else None,
+            send_proxy=to_following,
+            send_output=self.to_driver,
+            feed_first=to_following,
+        )
+
+    async def _meet(self, topology: Topology, on_failure: Callable[[ActorppError], None]) -> TensorLink:
+        rank, size = self.spec.stage, self.spec.num_stages
+        if self.wiring.tensor_transport == "nccl":
+            return await connect_nccl(
+                topology.rendezvous,
+                topology.epoch,
+                rank,
+                size,
+                on_failure=on_failure,
+                device=self.host.device,
+                compute_stream=self.host.forward_stream,
+                deadline_s=self.wiring.deadline_s,
+            )
+        return await connect_gloo(
+            topology.rendezvous,
+            topology.epoch,
+            rank,
+            size,
+            on_failure=on_failure,
+            host=self.wiring.interface,
+            device=self.host.device,
+            compute_stream=self.host.forward_stream,
+            deadline_s=self.wiring.deadline_s,
+        )
+
+    def _dealer(self, topology: Topology, stage: int) -> Dealer:
+        dealer = Dealer(
+            topology.inlets[stage],
+            f"{self.name}@{topology.epoch}".encode(),
+            lambda frames: log.error("an inlet sent something back"),
+            lambda frames, reason: log.error("dead letter", to=f"stage {stage}", reason=reason),
+            limits=self._peers.limits,
+        )
+        self._neighbours.append(dealer)
+        return dealer
+
+    async def disconnect(self) -> None:
+        while self._neighbours:
+            await self._neighbours.pop().close()
+        if self._tensors is not None:
+            tensors, self._tensors = self._tensors, None
+            await tensors.close()
+
+    async def close(self) -> None:
+        await self.disconnect()
+        await self.inlet.close()
+        await self.driver.close(flush_s=1.0)
+
+
+async def serve(spec: StageSpec, wiring: WiringSpec) -> int:
+    """Serve epochs until told to end. Returns the exit code: 0 after Shutdown, 1 after an error that was reported."""
+    host = StageHost(spec)
+    switch = EpochSwitch()
+    ending: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def end(code: int) -> None:
+        if not ending.done():
+            ending.set_result(code)
+
+    def lost(error: BaseException) -> None:
+        log.error("a message could not be handled", error=repr(error))
+        code = error.code if isinstance(error, ActorppError) else "internal"
+        connection.to_driver(StageError(None, code, f"{type(error).__name__}: {error}"))
+        end(1)
+
+    def from_driver(message: object) -> None:
+        match message:
+            case Admit() | Step() | End():
+                switch.deliver(message)
+            case Topology() | Fence():
+                node[StageNode.epochs].tell_nowait(message)
+            case Ping() | GetTrace():
+                node[StageNode.control].tell_nowait(message)
+            case Shutdown():
+                end(0)
+
+    connection = ProcessWiring(spec, wiring, host, on_driver=from_driver, on_peer=switch.deliver, on_error=lost)
+    async with ActorSystem(connection.name) as system:
+        node = await system.spawn(lambda: StageNode(host, connection, switch, SpanRecorder(wiring.trace)), name="node")
+        connection.to_driver(Hello(spec.stage, wiring.incarnation, os.getpid(), connection.inlet.endpoint))
+        watching = asyncio.create_task(report_end_of(node, lost))
+        code = await ending
+        watching.cancel()
+        await system.kill(node)
+        await connection.close()
+    return code
+
+
+async def report_end_of(node: ActorRef, lost: Callable[[BaseException], None]) -> None:
+    end = await node.join()
+    lost(end.error or ActorppError(f"the stage's actor {end.reason}"))
+
+
+def main() -> NoReturn:
+    """Entry point of a stage process; ends it with exit code 0 after Shutdown, and 1 after an error."""
+    leave_with_parent()
+    spec = StageSpec.from_env(os.environ)
+    wiring = WiringSpec.from_env(os.environ)
+    configure_logging(wiring.log_level)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        code = runner.run(serve(spec, wiring))
+    close_context()
+    sys.stderr.flush()
+    os._exit(code)  # everything is put away; the interpreter would take seconds to free torch's modules one by one

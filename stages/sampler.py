@@ -1,0 +1,89 @@
+"""Picks each sampling segment's next token on the last stage, once, with transformers' own logits processors.
+
+Randomness is a pure function of (request seed, output position): the position's uniform number inverts the
+distribution's cumulative sum, so batching, depth, stages and replays cannot change it. It never waits for the device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from actorpp.stages.messages import SamplingParams
+
+
+class SampleRow(NamedTuple):
+    """What one row of logits needs.
+
+    Attributes:
+        params: The request's parameters.
+        position: 0-based position of the token in the request's output.
+        history: (n,) int64 ids of the prompt and the output so far, where a penalty needs them.
+    """
+
+    params: SamplingParams
+    position: int
+    history: torch.Tensor | None = None
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends on ``seed`` and ``position`` alone."""
+    digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def processors(params: SamplingParams) -> LogitsProcessorList:
+    """transformers' processors for ``params``, in the order in which its ``generate`` applies them."""
+    chain = LogitsProcessorList()
+    if params.repetition_penalty != 1.0:
+        chain.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.temperature > 0:
+        if params.temperature != 1.0:
+            chain.append(TemperatureLogitsWarper(params.temperature))
+        if params.top_k > 0:
+            chain.append(TopKLogitsWarper(params.top_k))
+        if params.top_p < 1.0:
+            chain.append(TopPLogitsWarper(params.top_p))
+        if params.min_p > 0:
+            chain.append(MinPLogitsWarper(params.min_p))
+    return chain
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pick one id for each row.
+
+    Args:
+        logits: (R, vocab) of any float type.
+
+    Returns:
+        (R,) int64 ids, and (R,) bool that says which rows had NaN or only infinite logits; their ids mean nothing.
+    """
+    scores = logits.float()
+    best = scores.max(dim=-1)
+    ids, broken = best.indices, ~torch.isfinite(best.values)
+    for index, row in enumerate(rows):
+        if row.params.temperature > 0 or row.history is not None:
+            ids[index] = _sample_one(scores[index : index + 1], row)
+    return ids, broken
+
+
+def _sample_one(scores: torch.Tensor, row: SampleRow) -> torch.Tensor:
+    """The id for one row of scores (1, vocab), as a tensor of no dimensions."""
+    history = scores.new_empty(1, 0, dtype=torch.int64) if row.history is None else row.history[None]
+    scores = processors(row.params)(history, scores)[0]
+    if row.params.temperature <= 0:
+        return scores.argmax()
+    cumulative = torch.softmax(scores.double(), dim=-1).cumsum(dim=-1)
+    target = cumulative[-1:] * uniform(row.params.seed, row.position)
+    return torch.searchsorted(cumulative, target, right=True)[0].clamp_(max=scores.shape[0] - 1)

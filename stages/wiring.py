@@ -1,0 +1,46 @@
+"""How a stage reaches the driver and its neighbours: what the driver tells a stage process of it. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from actorpp.errors import ConfigError
+
+WIRING_VARIABLE = "ACTORPP_STAGE_WIRING"
+
+
+class WiringSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Travels as JSON in the environment of a stage process.
+
+    Attributes:
+        driver: Endpoint of the driver's ROUTER.
+        run_dir: Directory of the ipc sockets, private to this user.
+        incarnation: Counts the starts of this stage.
+        interface: Address that the tensor transport binds to.
+        deadline_s: Seconds that one tensor may be under way.
+        trace: Record spans.
+    """
+
+    driver: str
+    run_dir: str
+    incarnation: int = 0
+    tensor_transport: Literal["gloo", "nccl"] = "gloo"
+    interface: str = "127.0.0.1"
+    deadline_s: float = 600.0
+    trace: bool = False
+    log_level: str = "warning"
+
+    def to_env(self) -> dict[str, str]:
+        """The environment variable that carries this to the stage's process."""
+        return {WIRING_VARIABLE: msgspec.json.encode(self).decode()}
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> WiringSpec:
+        """Raises ConfigError when the variable is missing or does not decode."""
+        try:
+            return msgspec.json.decode(environ[WIRING_VARIABLE], type=cls)
+        except (KeyError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{WIRING_VARIABLE} is missing or does not decode: {error!r}") from None

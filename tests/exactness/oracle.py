@@ -1,0 +1,111 @@
+"""The oracle: transformers itself, run as it comes, in a process of its own.
+
+``ask`` starts ``python -m tests.exactness.oracle`` once for a list of cases; the answers lie in one safetensors file.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors.torch import load_file, save_file
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One prompt to complete greedily.
+
+    Attributes:
+        name: Unique in the list.
+        path: The checkpoint's folder.
+        dtype: Name of the torch dtype.
+        ids: The prompt.
+        positions: Prompt positions whose next-token logits are wanted.
+        new_tokens: Tokens to generate.
+        forced: Generate these instead of the greedy ones, so that two runs can be compared.
+    """
+
+    name: str
+    path: str
+    dtype: str
+    ids: list[int]
+    positions: list[int]
+    new_tokens: int
+    forced: list[int] = []
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What transformers says to a case.
+
+    Attributes:
+        at_positions: (len(positions), vocab) float32 logits.
+        logits: (new_tokens, vocab) float32 logits of the generated tokens.
+        tokens: The generated tokens.
+    """
+
+    at_positions: torch.Tensor
+    logits: torch.Tensor
+    tokens: list[int]
+
+
+def ask(cases: list[Case], folder: Path) -> dict[str, Answer]:
+    """Answers by case name, from one child process; ``folder`` keeps the files."""
+    asked, answered = folder / "cases.json", folder / "answers.safetensors"
+    asked.write_bytes(msgspec.json.encode(cases))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.exactness.oracle", str(asked), str(answered)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"the oracle failed: {done.stderr[-2000:]}")
+    found = load_file(answered)
+    return {
+        case.name: Answer(
+            found[f"{case.name}/positions"], found[f"{case.name}/logits"], found[f"{case.name}/tokens"].tolist()
+        )
+        for case in cases
+    }
+
+
+def main(asked: Path, answered: Path) -> None:
+    """Answer the cases in the file ``asked``."""
+    from transformers import AutoModelForCausalLM
+
+    cases = msgspec.json.decode(asked.read_bytes(), type=list[Case])
+    tensors: dict[str, torch.Tensor] = {}
+    loaded: tuple[str, str] | None = None
+    model = None
+    for case in cases:
+        if loaded != (case.path, case.dtype):
+            model = AutoModelForCausalLM.from_pretrained(case.path, dtype=getattr(torch, case.dtype))
+            loaded = (case.path, case.dtype)
+        tensors |= {f"{case.name}/{key}": value for key, value in answer(model, case).items()}
+    save_file(tensors, answered)
+
+
+@torch.inference_mode()
+def answer(model: object, case: Case) -> dict[str, torch.Tensor]:
+    """Prefill in one go, then one token at a time with transformers' own cache."""
+    keep = torch.tensor([*case.positions, len(case.ids) - 1])
+    out = model(input_ids=torch.tensor([case.ids]), use_cache=True, logits_to_keep=keep)  # type: ignore[operator]
+    rows, logits, tokens = out.logits[0].float(), [], []
+    current = rows[-1]
+    for index in range(case.new_tokens):
+        logits.append(current)
+        tokens.append(case.forced[index] if case.forced else int(current.argmax()))
+        if index + 1 < case.new_tokens:
+            out = model(input_ids=torch.tensor([tokens[-1:]]), cache=out.cache, use_cache=True)  # type: ignore[operator]
+            current = out.logits[0, -1].float()
+    return {
+        "positions": rows[:-1].contiguous(),
+        "logits": torch.stack(logits),
+        "tokens": torch.tensor(tokens),
+    }
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
