@@ -1,0 +1,1 @@
+"""The one place that decides: batches, chunk sizes, slots, pages, aborts. It imports no torch and does no I/O."""

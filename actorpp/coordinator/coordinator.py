@@ -1,0 +1,172 @@
+"""The Coordinator actor: it gives the scheduler its events and the pipeline its log, and watches the clock.
+
+Every event is handled at once and ends in writing whatever the scheduler can now issue. Nothing a client does is waited
+for: sinks return at once, and what they feed (detokenising, sockets) runs elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from actorpp.coordinator.request import Request
+from actorpp.coordinator.scheduler import Scheduler
+from actorpp.errors import (
+    AbortedError,
+    ActorppError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    OverloadedError,
+    StageFailedError,
+)
+from actorpp.runtime import Actor, Inbox, Overflow, guard_later
+from actorpp.stages.messages import LogEntry, Output
+
+log = structlog.get_logger(__name__)
+
+
+class Pipeline(Protocol):
+    """Where the log goes."""
+
+    def write(self, entry: LogEntry) -> None:
+        """Send an entry to every stage, in order, never blocking.
+
+        Raises:
+            TransportError: A stage cannot be reached: the epoch is lost.
+        """
+        ...
+
+
+class Submit(msgspec.Struct, frozen=True):
+    """A new request. A refusal reaches its sink."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True):
+    """End a request, in whatever phase."""
+
+    request: Request
+
+
+class EpochFailed(msgspec.Struct, frozen=True):
+    """A stage died, stalled or reported an error: nothing more comes of this epoch."""
+
+    error: Exception
+
+
+class Coordinator(Actor):
+    """Runs one epoch of the pipeline.
+
+    Args:
+        scheduler: Decides.
+        pipeline: Carries the log.
+        watchdog_s: Seconds without an Output, while steps are in flight, after which the epoch has failed.
+        on_failure: Called once, when the epoch has failed and every request has been told.
+    """
+
+    control = Inbox[Abort | EpochFailed](capacity=65536, priority=0)
+    requests = Inbox[Submit](capacity=65536, overflow=Overflow.FAIL)
+    outputs = Inbox[Output](capacity=1024, overflow=Overflow.FAIL)
+
+    def __init__(
+        self, scheduler: Scheduler, pipeline: Pipeline, *, watchdog_s: float, on_failure: Callable[[Exception], None]
+    ) -> None:
+        self.scheduler = scheduler
+        self.pipeline = pipeline
+        self.watchdog_s = watchdog_s
+        self.on_failure = on_failure
+        self.failure: Exception | None = None
+        self.watchdog: asyncio.TimerHandle | None = None
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    @control.handler
+    def on_control(self, message: Abort | EpochFailed) -> None:
+        match message:
+            case Abort(request):
+                self.scheduler.abort(request)
+                self.issue()
+            case EpochFailed(error):
+                self.fail(error)
+
+    @requests.handler
+    def on_submit(self, message: Submit) -> None:
+        request = message.request
+        if self.failure is not None:
+            request.sink.failed(StageFailedError(f"the pipeline has failed: {self.failure}"))
+            return
+        try:
+            self.scheduler.submit(request)
+        except (InvalidRequestError, OverloadedError) as error:
+            request.sink.failed(error)
+            return
+        if request.deadline_at is not None:
+            delay = max(0.0, request.deadline_at - self.now())
+            request.deadline = guard_later(delay, self.deadline_passed, request)
+        self.issue()
+
+    @outputs.handler
+    def on_output(self, output: Output) -> None:
+        if self.failure is not None:
+            return
+        try:
+            self.scheduler.on_output(output)
+        except ActorppError as error:
+            self.fail(error)
+            return
+        self.rewind_watchdog()
+        self.issue()
+
+    def deadline_passed(self, request: Request) -> None:
+        self.scheduler.fail(request, DeadlineExceededError("the request's deadline has passed"))
+        self.issue()
+
+    # --- decisions ---------------------------------------------------------------------------------------------------
+
+    def issue(self) -> None:
+        """Write everything that can be issued now."""
+        idle = not self.scheduler.in_flight
+        while self.failure is None and (entry := self.scheduler.next_entry()) is not None:
+            try:
+                self.pipeline.write(entry)
+            except ActorppError as error:
+                self.fail(error)
+        if idle:
+            self.rewind_watchdog()
+
+    def fail(self, error: Exception) -> None:
+        """Every request ends with a typed error, once."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        log.error("the pipeline has failed", error=str(error))
+        self.scheduler.fail_all(StageFailedError(f"a stage failed: {error}"))
+        self.on_failure(error)
+
+    # --- clock -------------------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def rewind_watchdog(self) -> None:
+        """Progress is an Output; while nothing is in flight nothing is watched."""
+        if self.watchdog is not None:
+            self.watchdog.cancel()
+            self.watchdog = None
+        if self.scheduler.in_flight and self.failure is None:
+            self.watchdog = guard_later(self.watchdog_s, self.stalled)
+
+    def stalled(self) -> None:
+        step = self.scheduler.in_flight[0]
+        self.fail(StageFailedError(f"no output for {self.watchdog_s:g} s; step {step.seq} is the oldest in flight"))
+
+    async def stopping(self) -> None:
+        """Requests that are left end with the engine; their deadlines with them."""
+        self.scheduler.fail_all(AbortedError("the engine is closing"))
+        if self.watchdog is not None:
+            self.watchdog.cancel()

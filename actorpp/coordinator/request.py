@@ -1,0 +1,85 @@
+"""One request as the coordinator keeps it, and the sink that its client listens on."""
+
+from __future__ import annotations
+
+from asyncio import TimerHandle
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, Protocol
+
+from actorpp.errors import RequestError
+from actorpp.stages.messages import FromOutput, SamplingParams
+
+EndReason = Literal["stop", "length", "abort"]
+
+
+class RequestSink(Protocol):
+    """Where a request's events go. Called on the coordinator's loop; must return at once and must not raise.
+
+    ``ended`` or ``failed`` is called exactly once, and nothing after it.
+    """
+
+    def progress(self, computed: int, total: int) -> None:
+        """``computed`` of ``total`` prompt tokens have passed the last stage."""
+        ...
+
+    def tokens(self, ids: tuple[int, ...]) -> None:
+        """New output ids; each is delivered once, in order."""
+        ...
+
+    def ended(self, reason: EndReason) -> None: ...
+
+    def failed(self, error: RequestError) -> None: ...
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ENDED = "ended"
+
+
+@dataclass(eq=False)
+class Request:
+    """Coordinator state of one request. Lengths are in tokens; positions count from the start of the prompt.
+
+    Attributes:
+        issued: Prompt tokens in steps that have been sent.
+        computed: Prompt tokens whose step's Output is in.
+        chunks: Sizes of the prefill chunks, in order.
+        source: Where the newest sampled id stands while its Output is not in.
+        sampled: Sampling segments in steps that have been sent.
+        output_ids: Ids delivered.
+        in_flight: Segments whose Output is not in.
+        deadline: Timer of ``deadline_at``, cancelled when the request ends.
+    """
+
+    rid: int
+    prompt: bytes  # little-endian int32 ids
+    prompt_len: int
+    max_tokens: int
+    sampling: SamplingParams
+    stop_ids: frozenset[int]
+    sink: RequestSink
+    deadline_at: float | None = None
+    phase: Phase = Phase.WAITING
+    pages: tuple[int, ...] = ()
+    slot: int | None = None
+    issued: int = 0
+    computed: int = 0
+    chunks: list[int] = field(default_factory=list)
+    source: FromOutput | None = None
+    sampled: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    in_flight: int = 0
+    deadline: TimerHandle | None = None
+
+    @property
+    def remaining(self) -> int:
+        """Prompt tokens not yet in a step."""
+        return self.prompt_len - self.issued
+
+    @property
+    def unprocessed(self) -> int:
+        """Sampled ids that the coordinator has not seen."""
+        return self.sampled - len(self.output_ids)

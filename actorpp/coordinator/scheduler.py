@@ -1,0 +1,345 @@
+"""The scheduler: requests and Outputs in, log entries out. Continuous batching over pipeline slots.
+
+A plain state machine: no I/O, no clock, no tasks. The same calls in the same order give the same log, so a trace of
+events replays to the same plan. The Coordinator actor around it owns time and the wire.
+
+Decode requests are spread over ``num_slots`` micro-batches, so that while one is between two of its steps the others
+keep the stages busy. Each step takes the decode tokens of one slot first, then prefill chunks within the token budget.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from actorpp.coordinator.pages import PagePool
+from actorpp.coordinator.policy import ChunkPolicy
+from actorpp.coordinator.request import EndReason, Phase, Request
+from actorpp.errors import ConfigError, InvalidRequestError, OverloadedError, ProtocolError, RequestError
+from actorpp.stages.messages import Admit, FromOutput, LogEntry, Output, Segment, Step
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits of the scheduler.
+
+    Attributes:
+        num_slots: Decode micro-batches: stages + async_depth.
+        window: Steps in flight: num_slots + lookahead.
+        num_pages, page_size: KV capacity, the same ids on every stage.
+        max_num_batched_tokens: Tokens of one step.
+        max_prefill_tokens: Prompt tokens of one request in one step.
+    """
+
+    num_stages: int
+    async_depth: int
+    lookahead: int
+    num_pages: int
+    page_size: int
+    max_num_batched_tokens: int
+    max_prefill_tokens: int
+    max_running_requests: int
+    max_queued_requests: int
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_running_requests:
+            raise ConfigError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least max_running_requests, "
+                f"which is {self.max_running_requests}",
+                param="max_num_batched_tokens",
+            )
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_stages + self.async_depth
+
+    @property
+    def window(self) -> int:
+        return self.num_slots + self.lookahead
+
+
+class Scheduler:
+    """Decides every log entry of one epoch."""
+
+    def __init__(self, config: SchedulerConfig, policy: ChunkPolicy, *, epoch: int) -> None:
+        self.config = config
+        self.policy = policy
+        self.epoch = epoch
+        self.pool = PagePool(config.num_pages)
+        self.waiting: deque[Request] = deque()
+        self.running: dict[int, Request] = {}  # admitted, in order of admission, until the last segment is back
+        self.in_flight: deque[Step] = deque()
+        self.steps = 0
+        self.finished = 0
+        self.prompt_tokens = 0  # of admitted requests
+        self.generated_tokens = 0
+        self.stage_busy = [0.0] * config.num_stages  # compute seconds so far
+        self.next_seq = 0
+        self._retire: list[int] = []
+        self._slot_turns = deque(range(config.num_slots))  # least recently served first
+        self._short_first = False
+
+    # --- requests in -----------------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """Whether the request can be queued now.
+
+        Raises:
+            InvalidRequestError: It could never fit the KV cache.
+            OverloadedError: The queue is full.
+        """
+        pages = self._pages_for(request)
+        if pages > self.pool.num_pages:
+            tokens = self.pool.num_pages * self.config.page_size
+            raise InvalidRequestError(
+                f"the request needs {pages * self.config.page_size} KV tokens (prompt, max_tokens and async depth), "
+                f"the cache holds {tokens}: shorten it, or raise kv_tokens"
+            )
+        if len(self.waiting) >= self.config.max_queued_requests + self._free_places():
+            limit = self.config.max_queued_requests
+            raise OverloadedError(f"{len(self.waiting)} requests wait already; max_queued_requests is {limit}")
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises as ``check``."""
+        self.check(request)
+        self.waiting.append(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request now, in whatever phase; nothing happens if it has ended."""
+        self._end(request, "abort")
+
+    def fail(self, request: Request, error: RequestError) -> None:
+        """End a request with an error; nothing happens if it has ended."""
+        self._end(request, error)
+
+    def fail_all(self, error: RequestError) -> None:
+        """End every request with the same error."""
+        for request in self.requests():
+            self._end(request, error)
+
+    def requests(self) -> list[Request]:
+        """All requests that have not ended, in order of admission, then of arrival."""
+        return [r for r in (*self.running.values(), *self.waiting) if r.phase is not Phase.ENDED]
+
+    # --- log out ---------------------------------------------------------------------------------------------------
+
+    def next_entry(self) -> LogEntry | None:
+        """The next entry of the log, or None when nothing can be issued before the next event."""
+        if (admit := self._admit()) is not None:
+            return admit
+        if len(self.in_flight) >= self.config.window:
+            return None
+        slot, segments = self._decode_segments()
+        self._add_prefill_segments(segments)
+        if not segments:
+            return None
+        seq = self._take_seq()
+        step = Step(
+            epoch=self.epoch,
+            seq=seq,
+            slot=slot,
+            segments=tuple(segments),
+            retire=tuple(self._retire),
+            watermark=self.in_flight[0].seq if self.in_flight else seq,
+            feeds=self.config.async_depth > 0 and any(s.sample for s in segments),
+        )
+        self._retire.clear()
+        self.in_flight.append(step)
+        self.steps += 1
+        return step
+
+    def _admit(self) -> Admit | None:
+        if not self.waiting or not self._free_places():
+            return None
+        pages = self.pool.take(self._pages_for(self.waiting[0]))
+        if pages is None:
+            return None
+        request = self.waiting.popleft()
+        request.pages = pages
+        request.phase = Phase.PREFILL
+        self.running[request.rid] = request
+        self.prompt_tokens += request.prompt_len
+        return Admit(
+            epoch=self.epoch,
+            seq=self._take_seq(),
+            rid=request.rid,
+            prompt_len=request.prompt_len,
+            sampling=request.sampling,
+            pages=pages,
+            tokens=request.prompt,
+        )
+
+    def _decode_segments(self) -> tuple[int, list[Segment]]:
+        """Decode tokens of the slot that was served least recently among those with a request ready."""
+        ready: dict[int, list[Request]] = {}
+        for request in self.running.values():
+            if request.slot is not None and self._ready(request):
+                ready.setdefault(request.slot, []).append(request)
+        slot = next((s for s in self._slot_turns if s in ready), self._slot_turns[0])
+        self._slot_turns.remove(slot)
+        self._slot_turns.append(slot)
+        segments: list[Segment] = []
+        for index, request in enumerate(ready.get(slot, ())):
+            token = request.source or request.output_ids[-1]
+            start = request.prompt_len + request.sampled - 1
+            segments.append(Segment(request.rid, start, 1, token, sample=True))
+            self._sampled(request, index)
+        return slot, segments
+
+    def _ready(self, request: Request) -> bool:
+        """Whether the next decode token can be issued in the next step without holding up what follows it."""
+        if request.sampled >= request.max_tokens or request.unprocessed > self.config.async_depth:
+            return False
+        return request.source is None or self.next_seq - request.source.seq >= self.config.num_stages
+
+    def _add_prefill_segments(self, segments: list[Segment]) -> None:
+        budget = self.config.max_num_batched_tokens - len(segments)
+        index = len(segments)  # of the next sampling segment: all decode segments sample
+        whole = min(self.config.max_num_batched_tokens, self.config.max_prefill_tokens)
+        first = True
+        for request in self._prefill_order():
+            room = min(budget, self.config.max_prefill_tokens)
+            if not room:
+                return
+            chunk = self.policy.next_chunk(
+                history_len=request.issued, remaining=request.remaining, budget=room if first else whole
+            )
+            if chunk > room:  # behind the first, a chunk goes in whole or waits: no splinters
+                return
+            first = False
+            final = chunk == request.remaining
+            segments.append(Segment(request.rid, request.issued, chunk, sample=final))
+            request.issued += chunk
+            request.chunks.append(chunk)
+            budget -= chunk
+            if final:
+                request.phase = Phase.DECODE
+                request.slot = self._emptiest_slot()
+                self._sampled(request, index)
+                index += 1
+            else:
+                request.in_flight += 1
+
+    def _prefill_order(self) -> list[Request]:
+        """In order of admission, but every other step the shortest first: a short one waits two chunks at most."""
+        order = [r for r in self.running.values() if r.phase is Phase.PREFILL]
+        if len(order) > 1:
+            self._short_first = not self._short_first
+            if self._short_first:
+                order.sort(key=lambda r: r.remaining)
+        return order
+
+    # --- outputs in ------------------------------------------------------------------------------------------------
+
+    def on_output(self, output: Output) -> None:
+        """Apply the Output of the oldest step in flight.
+
+        Raises:
+            ProtocolError: It is of another epoch or step, or has another number of ids: the epoch is lost.
+        """
+        if output.epoch != self.epoch or not self.in_flight or output.seq != self.in_flight[0].seq:
+            expected = self.in_flight[0].seq if self.in_flight else None
+            raise ProtocolError(
+                f"output of step {output.seq} in epoch {output.epoch}, expected {expected} in {self.epoch}"
+            )
+        step = self.in_flight.popleft()
+        sampling = sum(s.sample for s in step.segments)
+        if len(output.ids) != sampling:
+            raise ProtocolError(f"output of step {step.seq} has {len(output.ids)} ids for {sampling} sampling segments")
+        for stage, timing in enumerate(output.timings):
+            self.stage_busy[stage] += timing.end - timing.start
+        ids = iter(output.ids)
+        for segment in step.segments:
+            self._segment_done(self.running[segment.rid], segment, step.seq, ids, output.errors.get(segment.rid))
+
+    def _segment_done(
+        self, request: Request, segment: Segment, seq: int, ids: Iterator[int], error: str | None
+    ) -> None:
+        request.in_flight -= 1
+        token = next(ids) if segment.sample else None
+        if error is not None:
+            self._end(request, RequestError(error))
+        if request.phase is not Phase.ENDED:
+            if segment.token is None:
+                request.computed += segment.length
+                request.sink.progress(request.computed, request.prompt_len)
+            if token is not None:
+                self._deliver(request, token, seq)
+        if request.phase is Phase.ENDED and not request.in_flight:
+            self._release(request)
+
+    def _deliver(self, request: Request, token: int, seq: int) -> None:
+        request.output_ids.append(token)
+        self.generated_tokens += 1
+        if request.source is not None and request.source.seq == seq:
+            request.source = None
+        request.sink.tokens((token,))
+        if token in request.stop_ids:
+            self._end(request, "stop")
+        elif len(request.output_ids) >= request.max_tokens:
+            self._end(request, "length")
+
+    # --- ends ------------------------------------------------------------------------------------------------------
+
+    def _end(self, request: Request, how: EndReason | RequestError) -> None:
+        if request.phase is Phase.ENDED:
+            return
+        if request.phase is Phase.WAITING:
+            self.waiting.remove(request)
+        request.phase = Phase.ENDED
+        self.finished += 1
+        if request.deadline is not None:
+            request.deadline.cancel()
+        if request.slot is not None:
+            request.slot = None
+            self._balance_slots()
+        if not request.in_flight:
+            self._release(request)
+        if isinstance(how, RequestError):
+            request.sink.failed(how)
+        else:
+            request.sink.ended(how)
+
+    def _release(self, request: Request) -> None:
+        """No segment is on its way: nothing reads or writes the request's pages any more. Harmless when repeated."""
+        if self.running.pop(request.rid, None) is not None:
+            self.pool.give_back(request.pages)
+            self._retire.append(request.rid)
+
+    # --- small things ----------------------------------------------------------------------------------------------
+
+    def _take_seq(self) -> int:
+        self.next_seq += 1
+        return self.next_seq - 1
+
+    def _free_places(self) -> int:
+        return self.config.max_running_requests - len(self.running)
+
+    def _pages_for(self, request: Request) -> int:
+        """Reserved at admission: a dead segment may write up to ``async_depth`` tokens past the end."""
+        return -(-(request.prompt_len + request.max_tokens + self.config.async_depth) // self.config.page_size)
+
+    def _sampled(self, request: Request, index: int) -> None:
+        """A segment of ``request`` in the step being built samples, as number ``index`` of that step."""
+        request.source = FromOutput(self.next_seq, index)
+        request.sampled += 1
+        request.in_flight += 1
+
+    def _slot_loads(self) -> list[int]:
+        loads = [0] * self.config.num_slots
+        for request in self.running.values():
+            if request.slot is not None:
+                loads[request.slot] += 1
+        return loads
+
+    def _emptiest_slot(self) -> int:
+        loads = self._slot_loads()
+        return loads.index(min(loads))
+
+    def _balance_slots(self) -> None:
+        """Keep the slots' decode requests within one of each other."""
+        loads = self._slot_loads()
+        fullest, emptiest = loads.index(max(loads)), loads.index(min(loads))
+        if loads[fullest] - loads[emptiest] > 1:
+            next(r for r in self.running.values() if r.slot == fullest).slot = emptiest

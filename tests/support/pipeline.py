@@ -1,0 +1,325 @@
+"""A pipeline in virtual time: the shipped Coordinator and StageSessions, stages that only pretend to compute.
+
+A pretended layer mixes each token's value with all values before it in its request, so that a step out of order, a lost
+or doubled token or a wrong page of history changes the sampled ids. ``expected_ids`` computes them directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from zlib import crc32
+
+from actorpp.coordinator.coordinator import Abort, Coordinator, Submit
+from actorpp.coordinator.policy import FixedChunks
+from actorpp.coordinator.request import EndReason, Request
+from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
+from actorpp.errors import RequestError
+from actorpp.runtime import ActorRef, ActorSystem
+from actorpp.stages.links import Links
+from actorpp.stages.messages import Admit, FromOutput, LogEntry, Output, SamplingParams, Step
+from actorpp.stages.session import StageSession
+from actorpp.stages.switch import EpochSwitch
+from actorpp.stages.trace import SpanRecorder
+from actorpp.testing import FakeNetwork
+
+VOCAB = 1000
+LAYERS = 12
+
+
+def mix(layer: int, history: int, value: int) -> int:
+    return crc32(b"%d %d %d" % (layer, history, value))
+
+
+@cache
+def expected_ids(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The ids that a pipeline of any number of stages must sample, one token at a time."""
+    histories = [0] * LAYERS
+    tokens = list(prompt)
+    ids: list[int] = []
+    at = 0
+    while len(ids) < count:
+        value = tokens[at]
+        for layer in range(LAYERS):
+            histories[layer] = value = mix(layer, histories[layer], value)
+        at += 1
+        if at >= len(prompt):
+            ids.append(value % VOCAB)
+            tokens.append(ids[-1])
+    return tuple(ids)
+
+
+@dataclass
+class Hidden:
+    """Stands for a tensor: one value per token."""
+
+    values: list[int]
+    dtype: str = "torch.float32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.values), 1)
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * len(self.values)
+
+
+@dataclass
+class Result:
+    hidden: Hidden | None
+    start: float
+    end: float
+    ids: tuple[int, ...]
+    on_host: bool = True
+
+
+class SimulatedHost:
+    """The compute of one stage."""
+
+    def __init__(self, stage: int, num_stages: int) -> None:
+        self.is_first = stage == 0
+        self.is_last = stage == num_stages - 1
+        per_stage = LAYERS // num_stages
+        self.layers = range(stage * per_stage, LAYERS if self.is_last else (stage + 1) * per_stage)
+        self.tokens: dict[int, list[int]] = {}
+        self.computed: dict[int, int] = {}
+        self.histories: dict[int, dict[int, int]] = {}
+        self.steps: list[Step] = []
+        self.admitted: list[int] = []
+
+    def admit(self, admit: Admit) -> None:
+        assert admit.rid not in self.histories
+        self.admitted.append(admit.rid)
+        self.tokens[admit.rid] = list(memoryview(admit.tokens or b"").cast("i"))
+        self.computed[admit.rid] = 0
+        self.histories[admit.rid] = dict.fromkeys(self.layers, 0)
+
+    def launch(self, step: Step, hidden: Hidden | None, outputs: Mapping[int, Output]) -> Result:
+        for rid in step.retire:
+            del self.histories[rid]
+        self.steps.append(step)
+        values = hidden.values if hidden is not None else self.embed(step, outputs)
+        assert len(values) == step.num_tokens
+        out: list[int] = []
+        ids: list[int] = []
+        for segment in step.segments:
+            assert segment.start == self.computed[segment.rid], "a segment out of order"
+            self.computed[segment.rid] += segment.length
+            histories = self.histories[segment.rid]
+            for value in values[len(out) : len(out) + segment.length]:
+                for layer in self.layers:
+                    histories[layer] = value = mix(layer, histories[layer], value)
+                out.append(value)
+            if segment.sample:
+                ids.append(out[-1] % VOCAB)
+        return Result(None if self.is_last else Hidden(out), 0.0, 0.0, tuple(ids) if self.is_last else ())
+
+    def embed(self, step: Step, outputs: Mapping[int, Output]) -> list[int]:
+        values: list[int] = []
+        for segment in step.segments:
+            match segment.token:
+                case None:
+                    values += self.tokens[segment.rid][segment.start : segment.start + segment.length]
+                case FromOutput(seq, index):
+                    values.append(outputs[seq].ids[index])
+                case literal:
+                    values.append(literal)
+        return values
+
+    def fetch(self, launched: Result) -> tuple[tuple[int, ...], dict[int, str]]:
+        return launched.ids, {}
+
+
+class SimulatedSession(StageSession):
+    """A session whose compute takes virtual seconds. ``gate`` closed holds it before the next step."""
+
+    seconds: Callable[[Step], float]
+    gate: asyncio.Event
+
+    async def launch(self, step: Step, hidden: object) -> Result:
+        await self.gate.wait()
+        start = asyncio.get_running_loop().time()
+        await asyncio.sleep(self.seconds(step))
+        result = self.host.launch(step, hidden, self.outputs_for(step))
+        result.start, result.end = start, asyncio.get_running_loop().time()
+        return result
+
+
+class Transfer(asyncio.Future[Hidden]):
+    posted_at = done_at = 0.0
+
+
+class FakeTensors:
+    """A tensor link like NCCL's: no tags, a send is done when the other side has posted and the data has landed."""
+
+    def __init__(self, network: FakeNetwork, name: str) -> None:
+        self.landed: list[tuple[Hidden, Transfer]] = []
+        self.posted: list[tuple[tuple[int, ...], Transfer]] = []
+        self.link = network.link(name, self.arrive)
+
+    def post_send(self, link_index: int, tensor: Hidden) -> Transfer:
+        work = Transfer()
+        self.link.send((tensor, work))
+        return work
+
+    def post_recv(self, link_index: int, shape: tuple[int, ...], dtype: str, nbytes: int) -> Transfer:
+        work = Transfer()
+        self.posted.append((tuple(shape), work))
+        self.match()
+        return work
+
+    def arrive(self, sent: tuple[Hidden, Transfer]) -> None:
+        self.landed.append(sent)
+        self.match()
+
+    def match(self) -> None:
+        while self.landed and self.posted:
+            (tensor, sent), (shape, received) = self.landed.pop(0), self.posted.pop(0)
+            assert tensor.shape == shape, "a tensor landed in another one's buffer"
+            sent.set_result(tensor)
+            received.set_result(tensor)
+
+
+@dataclass
+class Answer:
+    """A sink that can be awaited."""
+
+    ids: list[int] = field(default_factory=list)
+    computed: list[int] = field(default_factory=list)
+    end: EndReason | RequestError | None = None
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def progress(self, computed: int, total: int) -> None:
+        self.computed.append(computed)
+
+    def tokens(self, ids: tuple[int, ...]) -> None:
+        assert self.end is None
+        self.ids.extend(ids)
+
+    def ended(self, reason: EndReason) -> None:
+        self.finish(reason)
+
+    def failed(self, error: RequestError) -> None:
+        self.finish(error)
+
+    def finish(self, end: EndReason | RequestError) -> None:
+        assert self.end is None, "two final answers"
+        self.end = end
+        self.done.set()
+
+
+class SimulatedPipeline:
+    """Coordinator and sessions of one epoch on a fake network. Open it inside ``actorpp.testing.run``."""
+
+    def __init__(
+        self,
+        system: ActorSystem,
+        network: FakeNetwork,
+        *,
+        stages: int,
+        depth: int = 1,
+        lookahead: int = 1,
+        chunk: int = 64,
+        pages: int = 1000,
+        running: int = 16,
+        queued: int = 256,
+        watchdog_s: float = 1e6,
+        seconds: Callable[[int, Step], float] = lambda stage, step: 0.1,
+    ) -> None:
+        self.system = system
+        self.network = network
+        self.stages = stages
+        self.seconds = seconds
+        self.watchdog_s = watchdog_s
+        self.failures: list[Exception] = []
+        self.hosts = [SimulatedHost(stage, stages) for stage in range(stages)]
+        self.gates = [asyncio.Event() for _ in range(stages)]
+        config = SchedulerConfig(
+            num_stages=stages,
+            async_depth=depth,
+            lookahead=lookahead,
+            num_pages=pages,
+            page_size=16,
+            max_num_batched_tokens=chunk + running,
+            max_prefill_tokens=chunk + running,
+            max_running_requests=running,
+            max_queued_requests=queued,
+        )
+        self.scheduler = Scheduler(config, FixedChunks(chunk, align=16), epoch=1)
+        self.sessions: list[ActorRef] = []
+        self.requests: dict[Request, Answer] = {}
+
+    async def open(self) -> None:
+        """Spawn every session and the coordinator."""
+        switches = self.switches = [EpochSwitch() for _ in range(self.stages)]
+        tensors = [FakeTensors(self.network, f"tensors {i}") for i in range(self.stages - 1)]
+        outputs = self.network.link("outputs", lambda output: self.deliver_output(output))
+        feed = self.network.link("feed", switches[0].deliver)
+        for stage in range(self.stages):
+            to_next = self.network.link(f"headers {stage}", switches[(stage + 1) % self.stages].deliver)
+            links = Links(
+                prev=tensors[stage - 1] if stage else None,
+                next=tensors[stage] if stage < self.stages - 1 else None,
+                send_proxy=to_next.send,
+                send_output=outputs.send,
+                feed_first=feed.send,
+            )
+            self.gates[stage].set()
+            session = await self.system.spawn(partial(self.session, stage, links), name=f"stage-{stage}")
+            switches[stage].open(1, session, self.failures.append)
+            self.sessions.append(session)
+        self.log_links = [self.network.link(f"log {i}", switch.deliver) for i, switch in enumerate(switches)]
+        self.coordinator = await self.system.spawn(
+            lambda: Coordinator(self.scheduler, self, watchdog_s=self.watchdog_s, on_failure=self.failures.append),
+            name="coordinator",
+        )
+
+    def session(self, stage: int, links: Links) -> SimulatedSession:
+        config = self.scheduler.config
+        session = SimulatedSession(
+            self.hosts[stage],
+            links,
+            async_depth=config.async_depth,
+            window=config.window,
+            max_admits=config.max_running_requests,
+            spans=SpanRecorder(False),
+        )
+        session.gate = self.gates[stage]
+        session.seconds = lambda step: self.seconds(stage, step)
+        return session
+
+    def deliver_output(self, output: Output) -> None:
+        self.coordinator[Coordinator.outputs].tell_nowait(output)
+
+    def write(self, entry: LogEntry) -> None:
+        for link in self.log_links:
+            link.send(entry)
+
+    def submit(self, prompt: tuple[int, ...], max_tokens: int, stop: frozenset[int] = frozenset()) -> Answer:
+        answer = Answer()
+        request = Request(
+            rid=len(self.requests) + 1,
+            prompt=b"".join(token.to_bytes(4, "little") for token in prompt),
+            prompt_len=len(prompt),
+            max_tokens=max_tokens,
+            sampling=SamplingParams(),
+            stop_ids=stop,
+            sink=answer,
+        )
+        self.requests[request] = answer
+        self.coordinator[Coordinator.requests].tell_nowait(Submit(request))
+        return answer
+
+    def abort(self, answer: Answer) -> None:
+        request = next(r for r, a in self.requests.items() if a is answer)
+        self.coordinator[Coordinator.control].tell_nowait(Abort(request))
+
+    async def finish(self) -> None:
+        """Wait until every request has ended and every step is back."""
+        for answer in self.requests.values():
+            await answer.done.wait()
+        while self.scheduler.in_flight:  # noqa: ASYNC110 - virtual time: the sleep costs nothing
+            await asyncio.sleep(0.1)

@@ -1,0 +1,118 @@
+"""A pipeline stand-in for the scheduler: steps come back as Outputs whose ids are a function of the position."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from actorpp.coordinator.policy import FixedChunks
+from actorpp.coordinator.request import EndReason, Request
+from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
+from actorpp.errors import RequestError
+from actorpp.stages.messages import Admit, Output, SamplingParams, StageTiming, Step
+
+
+@dataclass
+class Recorder:
+    """A sink that keeps what it is told and checks the order of it."""
+
+    computed: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    end: EndReason | RequestError | None = None
+
+    def progress(self, computed: int, total: int) -> None:
+        assert self.end is None
+        assert computed <= total
+        self.computed.append(computed)
+
+    def tokens(self, ids: tuple[int, ...]) -> None:
+        assert self.end is None
+        self.ids.extend(ids)
+
+    def ended(self, reason: EndReason) -> None:
+        assert self.end is None
+        self.end = reason
+
+    def failed(self, error: RequestError) -> None:
+        assert self.end is None
+        self.end = error
+
+
+def token_at(rid: int, position: int) -> int:
+    return 1000 * rid + position
+
+
+def scheduler(
+    *,
+    stages: int = 2,
+    depth: int = 1,
+    lookahead: int = 1,
+    pages: int = 1000,
+    page_size: int = 16,
+    chunk: int = 64,
+    batched: int | None = None,
+    running: int = 16,
+    queued: int = 64,
+) -> Scheduler:
+    batched = batched or chunk + running
+    config = SchedulerConfig(
+        num_stages=stages,
+        async_depth=depth,
+        lookahead=lookahead,
+        num_pages=pages,
+        page_size=page_size,
+        max_num_batched_tokens=batched,
+        max_prefill_tokens=batched,
+        max_running_requests=running,
+        max_queued_requests=queued,
+    )
+    return Scheduler(config, FixedChunks(chunk, align=page_size), epoch=1)
+
+
+def request(rid: int, prompt_len: int, max_tokens: int = 4, stop: frozenset[int] = frozenset()) -> Request:
+    return Request(
+        rid=rid,
+        prompt=b"\0\0\0\0" * prompt_len,
+        prompt_len=prompt_len,
+        max_tokens=max_tokens,
+        sampling=SamplingParams(),
+        stop_ids=stop,
+        sink=Recorder(),
+    )
+
+
+def recorder(request: Request) -> Recorder:
+    assert isinstance(request.sink, Recorder)
+    return request.sink
+
+
+class Pipe:
+    """Takes what the scheduler issues; ``answer`` gives back the Output of the oldest step."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.log: list[Admit | Step] = []
+        self.pending: deque[Step] = deque()
+
+    def pump(self) -> list[Step]:
+        """Everything that can be issued now."""
+        steps = []
+        while (entry := self.scheduler.next_entry()) is not None:
+            self.log.append(entry)
+            if isinstance(entry, Step):
+                steps.append(entry)
+                self.pending.append(entry)
+        return steps
+
+    def answer(self) -> Step:
+        step = self.pending.popleft()
+        ids = tuple(token_at(s.rid, s.start + s.length) for s in step.segments if s.sample)
+        timings = tuple(StageTiming(0.0, 1.0) for _ in range(self.scheduler.config.num_stages))
+        self.scheduler.on_output(Output(epoch=step.epoch, seq=step.seq, ids=ids, timings=timings))
+        return step
+
+    def drain(self) -> None:
+        self.pump()
+        while self.pending:
+            self.answer()
+            self.pump()
