@@ -1,0 +1,314 @@
+"""The engine: one pipeline of stages and its coordinator, from a configuration to answers.
+
+``async with Engine(config) as engine`` starts the stages, and leaves no process, socket or file behind. Requests go in
+as token ids and come back as events; text is the gateway's business. The driver process imports no torch, unless the
+stages run in it (``transport="inproc"``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from array import array
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+import structlog
+
+from actorpp.config import EngineConfig
+from actorpp.coordinator.coordinator import Abort, Coordinator, EpochFailed, Submit
+from actorpp.coordinator.policy import FixedChunks
+from actorpp.coordinator.ports import ProcessPorts
+from actorpp.coordinator.request import Request
+from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
+from actorpp.coordinator.stage_group import Ports, StageGroup
+from actorpp.errors import ConfigError, ContextLengthExceededError, InvalidRequestError, StageFailedError
+from actorpp.runtime import ActorRef, ActorSystem
+from actorpp.serving.api import EngineStats, GenerationParams, OnStartup, StageStats, StartupProgress
+from actorpp.serving.handle import Handle
+from actorpp.stages.checkpoint import Checkpoint, resolve
+from actorpp.stages.messages import Output
+from actorpp.stages.partition import partition
+from actorpp.stages.spec import StageSpec
+from actorpp.stages.trace import chrome_trace
+from actorpp.stages.wiring import WiringSpec
+from actorpp.transport.process import run_dir
+
+log = structlog.get_logger(__name__)
+
+FIRST_EPOCH = 1
+
+UNITS = {"download": "bytes", "extract": "bytes", "convert": "parts", "load": "stages"}
+
+
+class Engine:
+    """One model, split over stages, answering requests.
+
+    Args:
+        config: What to run.
+        on_startup: Told how far the start has come.
+        trace: Record what every stage does, for ``write_trace``.
+    """
+
+    def __init__(self, config: EngineConfig, *, on_startup: OnStartup | None = None, trace: bool = False) -> None:
+        self.config = config
+        self.num_stages = config.stages
+        self._on_startup = on_startup or (lambda progress: None)
+        self._trace = trace
+        self._rids = count(1)
+
+    # --- start and end -----------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Engine:
+        """Find the model, start the stages, and begin the first epoch.
+
+        Raises:
+            ConfigError, ModelNotFoundError, UnsupportedModelError, CheckpointError: The message says what was wrong.
+            StageFailedError: A stage did not come up.
+        """
+        async with AsyncExitStack() as stack:
+            await self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        config, loop = self.config, asyncio.get_running_loop()
+        self._clock = loop.time
+        self._started_at = loop.time()
+        self._failure: asyncio.Future[Exception] = loop.create_future()
+        self.checkpoint = await resolve(
+            config.model, device=config.device_type, load_format=config.load_format, progress=self._progress
+        )
+        self.context_length = self._choose_context_length(self.checkpoint)
+        specs = self._specs(self.checkpoint)
+        self._system = await stack.enter_async_context(ActorSystem("driver"))
+        self._stages = StageGroup(
+            specs,
+            self._ports(stack),
+            self._system,
+            watchdog_s=config.watchdog_timeout,
+            on_output=self._on_output,
+            on_failure=self._on_failure,
+            on_progress=lambda done, total: self._progress("load", done, total),
+        )
+        stack.push_async_callback(self._stages.close, config.shutdown_timeout)
+        try:
+            async with asyncio.timeout(config.startup_timeout):
+                await self._stages.load()
+                scheduler = self.scheduler = self._make_scheduler(self._stages.num_pages())
+                await self._stages.begin(FIRST_EPOCH, scheduler.config.num_pages, scheduler.config.window)
+        except TimeoutError:
+            raise StageFailedError(f"the stages were not ready after {config.startup_timeout:g} s") from None
+        self._coordinator = await self._system.spawn(
+            lambda: Coordinator(
+                scheduler, self._stages, watchdog_s=config.watchdog_timeout, on_failure=self._on_failure
+            ),
+            name="coordinator",
+        )
+        stack.push_async_callback(self._end_requests)
+
+    async def _end_requests(self) -> None:
+        """First of the end: every request gets its answer before the stages go."""
+        if not self._failure.done():
+            self._failure.set_result(StageFailedError("the engine is closing"))
+        await self._system.stop(self._coordinator, drain=False)
+
+    def _choose_context_length(self, checkpoint: Checkpoint) -> int:
+        longest = checkpoint.max_position_embeddings
+        wanted = self.config.context_length or longest
+        if wanted > longest:
+            raise ConfigError(
+                f"--context-length {wanted} is more than the model's {longest} positions", param="context_length"
+            )
+        return wanted
+
+    def _specs(self, checkpoint: Checkpoint) -> list[StageSpec]:
+        config = self.config
+        ranges = partition(checkpoint.num_layers, config.stages, config.layer_partition)
+        return [
+            StageSpec(
+                stage=stage,
+                num_stages=config.stages,
+                lo=lo,
+                hi=hi,
+                model_path=str(checkpoint.path),
+                dtype=config.dtype,
+                device=config.stage_device(stage),
+                threads=config.threads(),
+                page_size=config.page_size,
+                context_length=self.context_length,
+                max_running_requests=config.max_running_requests,
+                load_format=config.load_format,
+                async_depth=config.async_depth,
+                seed=config.seed or 0,
+                kv_tokens=config.kv_tokens,
+                mem_fraction_static=config.memory_fraction(config.device_type),
+                colocated=config.stages,
+            )
+            for stage, (lo, hi) in enumerate(ranges)
+        ]
+
+    def _ports(self, stack: AsyncExitStack) -> Ports:
+        config = self.config
+        if config.transport == "inproc":
+            from actorpp.coordinator.inproc import InprocPorts  # imports torch
+
+            return InprocPorts(self._system, trace=self._trace)
+        wiring = WiringSpec(
+            driver="",
+            run_dir="",
+            tensor_transport="nccl" if config.uses_nccl else "gloo",
+            deadline_s=config.dist_timeout,
+            trace=self._trace,
+            log_level=config.log_level,
+        )
+        return ProcessPorts(stack.enter_context(run_dir()), wiring, self._on_failure)
+
+    def _make_scheduler(self, num_pages: int) -> Scheduler:
+        config, limits = self.config, self.config.scheduling_limits(self.context_length)
+        return Scheduler(
+            SchedulerConfig(
+                num_stages=config.stages,
+                async_depth=config.async_depth,
+                lookahead=config.lookahead,
+                num_pages=num_pages,
+                page_size=config.page_size,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+                max_prefill_tokens=limits.max_prefill_tokens,
+                max_running_requests=limits.max_running_requests,
+                max_queued_requests=limits.max_queued_requests,
+            ),
+            FixedChunks(limits.chunked_prefill_size, align=config.page_size),
+            epoch=FIRST_EPOCH,
+        )
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def submit(self, prompt_ids: Sequence[int], params: GenerationParams) -> Handle:
+        """Ask for a completion.
+
+        Raises:
+            InvalidRequestError: Empty prompt, ids outside the vocabulary, or more than the KV cache ever holds.
+            ContextLengthExceededError: Prompt and max_tokens do not fit the context.
+            OverloadedError: The queue is full.
+            StageFailedError: The pipeline has failed.
+        """
+        if self._failure.done():
+            raise StageFailedError(f"the pipeline has failed: {self._failure.result()}")
+        vocab = self.checkpoint.vocab_size
+        if not prompt_ids:
+            raise InvalidRequestError("the prompt is empty", param="prompt")
+        if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
+            raise InvalidRequestError(f"token ids must lie in 0-{vocab - 1}", param="prompt")
+        if len(prompt_ids) + params.max_tokens > self.context_length:
+            raise ContextLengthExceededError(
+                f"the maximum context length is {self.context_length} tokens, but the prompt has {len(prompt_ids)} "
+                f"tokens and max_tokens is {params.max_tokens}",
+                param="prompt",
+            )
+        seed = params.seed
+        if seed is None:
+            seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)
+        handle = Handle(next(self._rids), clock=self._clock, stage_busy=self._busy, abort=self._abort)
+        now = self._clock()
+        request = handle.request = Request(
+            rid=int(handle.id),
+            prompt=array("i", prompt_ids).tobytes(),
+            prompt_len=len(prompt_ids),
+            max_tokens=params.max_tokens,
+            sampling=msgspec.structs.replace(params.sampling, seed=seed),
+            stop_ids=frozenset() if params.ignore_eos else frozenset(self.checkpoint.eos_token_ids),
+            sink=handle,
+            deadline_at=None if params.deadline_s is None else now + params.deadline_s,
+        )
+        self.scheduler.check(request)
+        self._coordinator[Coordinator.requests].tell_nowait(Submit(request))
+        return handle
+
+    def _abort(self, request: Request) -> None:
+        if self._coordinator.alive:
+            self._coordinator[Coordinator.control].tell_nowait(Abort(request))
+
+    def _busy(self) -> list[float]:
+        return self.scheduler.stage_busy
+
+    # --- what the stages say -----------------------------------------------------------------------------------------
+
+    def _on_output(self, output: Output) -> None:
+        if self._coordinator.alive:
+            self._coordinator[Coordinator.outputs].tell_nowait(output)
+
+    def _on_failure(self, error: BaseException) -> None:
+        """A stage or the coordinator has failed: the first cause is the engine's."""
+        if self._failure.done():
+            return
+        cause = error if isinstance(error, Exception) else StageFailedError(repr(error))
+        self._failure.set_result(cause)
+        coordinator: ActorRef | None = getattr(self, "_coordinator", None)
+        if coordinator is not None and coordinator.alive:
+            coordinator[Coordinator.control].tell_nowait(EpochFailed(cause))
+
+    async def failed(self) -> None:
+        """Wait until the engine fails as a whole, then raise the cause."""
+        raise await asyncio.shield(self._failure)
+
+    # --- what people see ---------------------------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """The engine at this moment."""
+        scheduler, now = self.scheduler, self._clock()
+        uptime = now - self._started_at
+        stages = zip(self._stages.specs, self._stages.pids, self._stages.loaded, scheduler.stage_busy, strict=True)
+        return EngineStats(
+            uptime_s=uptime,
+            requests_running=len(scheduler.running),
+            requests_waiting=len(scheduler.waiting),
+            requests_finished=scheduler.finished,
+            prompt_tokens=scheduler.prompt_tokens,
+            generated_tokens=scheduler.generated_tokens,
+            steps=scheduler.steps,
+            steps_in_flight=len(scheduler.in_flight),
+            window=scheduler.config.window,
+            pages_used=scheduler.pool.used_pages,
+            pages_total=scheduler.pool.num_pages,
+            page_size=scheduler.config.page_size,
+            stages=tuple(
+                StageStats(
+                    layers=(spec.lo, spec.hi),
+                    pid=pid,
+                    busy=min(1.0, busy / uptime),
+                    weight_bytes=loaded.weight_bytes,
+                    kv_bytes=loaded.page_bytes * scheduler.config.num_pages,
+                )
+                for spec, pid, loaded, busy in stages
+            ),
+        )
+
+    async def write_trace(self, path: Path) -> None:
+        """Write the spans of every stage as Chrome trace JSON, for chrome://tracing or Perfetto.
+
+        Raises:
+            ConfigError: The engine records no trace, or the file cannot be written.
+            StageFailedError: A stage is gone, and its spans with it.
+        """
+        if not self._trace:
+            raise ConfigError("the engine was started without trace=True", param="trace")
+        trace = json.dumps(chrome_trace(await self._stages.trace()))
+        try:
+            await asyncio.to_thread(path.write_text, trace, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write the trace to {path}: {error.strerror}", param="trace") from None
+
+    def _progress(self, phase: str, done: int, total: int) -> None:
+        unit = UNITS[phase]
+        self._on_startup(msgspec.convert({"phase": phase, "done": done, "total": total, "unit": unit}, StartupProgress))

@@ -1,0 +1,35 @@
+"""Structured logs of this process on stderr, through structlog. Library code only calls ``structlog.get_logger``."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+
+class _Stderr:
+    """Looks ``sys.stderr`` up at each call, so that a progress bar which stands in for it keeps its lines whole."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def configure_logging(level: str) -> None:
+    """Send log lines of ``level`` ("debug" to "error") and above to stderr, with colours on a terminal."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False),
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(_Stderr()),  # type: ignore[arg-type]  # write and flush are all
+        cache_logger_on_first_use=False,
+    )
+    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, format="%(name)s: %(message)s")

@@ -1,0 +1,180 @@
+"""What the engine and its front doors say to each other: parameters in, events out, figures about both.
+
+Plain values only. No I/O, no torch, and nothing of how the coordinator keeps its own requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from actorpp.stages.messages import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request asks for, already validated.
+
+    Attributes:
+        max_tokens: Tokens to generate at most, at least 1. Prompt and max_tokens must fit the context together.
+        sampling: How tokens are picked. Its ``seed`` is replaced at admission by ``seed`` below.
+        seed: The request's seed; None asks the engine to give it one at admission.
+        ignore_eos: Go on past end-of-sequence tokens until max_tokens.
+        deadline_s: Seconds from submission after which the request ends with DeadlineExceededError; None is never.
+    """
+
+    max_tokens: int = 16
+    sampling: SamplingParams = SamplingParams()
+    seed: int | None = None
+    ignore_eos: bool = False
+    deadline_s: float | None = None
+
+
+class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one finished request. Times are in seconds and start when the request was submitted.
+
+    Attributes:
+        ttft_s: Until the first token was known; None when there was none.
+        e2e_s: Until the request ended.
+        prefill_tok_s: Prompt tokens over the time from admission to the first token; None when there was none.
+        tpot_s: Mean time between two output tokens; None with fewer than two tokens.
+        chunks: Prompt tokens of each prefill chunk, in order. They sum to the prompt.
+        stage_busy: For each stage, the share of the request's lifetime in which it computed (for any request).
+    """
+
+    ttft_s: float | None
+    e2e_s: float
+    prefill_tok_s: float | None
+    tpot_s: float | None
+    chunks: tuple[int, ...]
+    stage_busy: tuple[float, ...]
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """``computed`` of ``total`` prompt tokens have passed the last stage."""
+
+    computed: int
+    total: int
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """New output ids, in order, each delivered once. An end-of-sequence id that stops the request is not among them."""
+
+    ids: tuple[int, ...]
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The last event. ``stop``: end-of-sequence; ``length``: max_tokens; ``abort``: the client's own abort."""
+
+    reason: FinishReason
+    metrics: RequestMetrics
+
+
+Event = Progress | Tokens | Finished
+
+
+class StageStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage since the engine started. ``layers`` is the half-open range of layers it holds."""
+
+    layers: tuple[int, int]
+    pid: int
+    busy: float
+    weight_bytes: int
+    kv_bytes: int
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine at this moment; counters run since it started."""
+
+    uptime_s: float
+    requests_running: int
+    requests_waiting: int
+    requests_finished: int
+    prompt_tokens: int
+    generated_tokens: int
+    steps: int
+    steps_in_flight: int
+    window: int
+    pages_used: int
+    pages_total: int
+    page_size: int
+    stages: tuple[StageStats, ...]
+
+
+class StartupProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the engine's start has come. Sent at the beginning, on the way and at the end of each phase.
+
+    Attributes:
+        phase: ``download``, ``extract`` and ``convert`` (when the checkpoint is not there yet), ``load`` (weights).
+        done, total: In ``unit``; total is None while it is not known.
+    """
+
+    phase: Literal["download", "extract", "convert", "load"]
+    done: int
+    total: int | None
+    unit: Literal["bytes", "parts", "stages"]
+
+
+OnStartup = Callable[[StartupProgress], None]
+
+
+class CheckpointInfo(Protocol):
+    """What the front doors read of a checkpoint; ``actorpp.stages.checkpoint.Checkpoint`` has this shape."""
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """Its tokenizer.json, if it has one."""
+        ...
+
+
+class RequestHandle(Protocol):
+    """One submitted request. Iterating yields its events; iteration ends after Finished or raises a RequestError.
+
+    It is iterated by one consumer, once. A consumer that stops listening calls ``abort``.
+    """
+
+    @property
+    def id(self) -> str: ...
+    def abort(self) -> None:
+        """Ask for the end; safe at any time and any number of times. The events end with Finished("abort")."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+
+class EngineLike(Protocol):
+    """The engine as its front doors see it. ``actorpp.engine.Engine`` implements it; tests use a fake."""
+
+    @property
+    def checkpoint(self) -> CheckpointInfo: ...
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def num_stages(self) -> int: ...
+
+    def submit(self, prompt_ids: Sequence[int], params: GenerationParams) -> RequestHandle:
+        """Ask for a completion.
+
+        Raises:
+            InvalidRequestError: Empty prompt, ids outside the vocabulary, or more than can ever be served.
+            ContextLengthExceededError: Prompt and max_tokens do not fit the context.
+            OverloadedError: The waiting queue is full.
+        """
+        ...
+
+    def stats(self) -> EngineStats: ...
+    async def failed(self) -> None:
+        """Wait until the engine fails as a whole, then raise the cause. Returns only by being cancelled."""
+        ...
+
+    async def write_trace(self, path: Path) -> None:
+        """Write the spans of every stage as Chrome trace JSON.
+
+        Raises:
+            ConfigError: The file cannot be written.
+        """
+        ...

@@ -1,0 +1,110 @@
+"""One submitted request between two sides: the coordinator's sink, and the client's iterator of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from actorpp.coordinator.request import EndReason, Request
+from actorpp.errors import RequestError
+from actorpp.serving.api import Event, Finished, Progress, RequestMetrics, Tokens
+
+
+class Handle:
+    """Merges events that the consumer has not taken yet: a slow one holds its own ids and nothing else.
+
+    Args:
+        rid: The request's number in the engine.
+        clock: Seconds, as of the loop.
+        stage_busy: Compute seconds of each stage so far.
+        abort: Asks the coordinator for the end.
+    """
+
+    def __init__(
+        self,
+        rid: int,
+        *,
+        clock: Callable[[], float],
+        stage_busy: Callable[[], list[float]],
+        abort: Callable[[Request], None],
+    ) -> None:
+        self.id = str(rid)
+        self.request: Request | None = None  # set by the engine, before the coordinator hears of it
+        self._clock = clock
+        self._stage_busy = stage_busy
+        self._abort = abort
+        self._submitted_at = clock()
+        self._busy_before = list(stage_busy())
+        self._first_token_at: float | None = None
+        self._last_token_at = 0.0
+        self._generated = 0
+        self._progress: Progress | None = None
+        self._ids: list[int] = []
+        self._end: Finished | RequestError | None = None
+        self._news = asyncio.Event()
+
+    def abort(self) -> None:
+        """Ask for the end; safe at any time and any number of times."""
+        if self._end is None and self.request is not None:
+            self._abort(self.request)
+
+    # --- the coordinator's side --------------------------------------------------------------------------------------
+
+    def progress(self, computed: int, total: int) -> None:
+        self._progress = Progress(computed, total)
+        self._news.set()
+
+    def tokens(self, ids: tuple[int, ...]) -> None:
+        self._last_token_at = self._clock()
+        if self._first_token_at is None:
+            self._first_token_at = self._last_token_at
+        self._generated += len(ids)
+        self._ids.extend(ids)
+        self._news.set()
+
+    def ended(self, reason: EndReason) -> None:
+        self._end = Finished(reason, self._metrics())
+        self._news.set()
+
+    def failed(self, error: RequestError) -> None:
+        self._end = error
+        self._news.set()
+
+    # --- the client's side -------------------------------------------------------------------------------------------
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Yields Progress and Tokens, and last Finished; a request that failed raises its RequestError instead."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._progress is not None:
+                progress, self._progress = self._progress, None
+                yield progress
+            if self._ids:
+                ids, self._ids = tuple(self._ids), []
+                yield Tokens(ids)
+            if self._ids or self._progress is not None:
+                self._news.set()  # more came while the consumer had control
+            elif isinstance(self._end, Finished):
+                yield self._end
+                return
+            elif self._end is not None:
+                raise self._end
+
+    def _metrics(self) -> RequestMetrics:
+        e2e = max(self._clock() - self._submitted_at, 1e-9)
+        ttft = tpot = rate = None
+        if self._first_token_at is not None and self.request is not None:
+            ttft = self._first_token_at - self._submitted_at
+            rate = self.request.prompt_len / max(self._first_token_at - self._submitted_at, 1e-9)
+            if self._generated > 1:
+                tpot = (self._last_token_at - self._first_token_at) / (self._generated - 1)
+        busy = zip(self._busy_before, self._stage_busy(), strict=True)
+        return RequestMetrics(
+            ttft_s=ttft,
+            e2e_s=e2e,
+            prefill_tok_s=rate,
+            tpot_s=tpot,
+            chunks=tuple(self.request.chunks) if self.request is not None else (),
+            stage_busy=tuple(min(1.0, (after - before) / e2e) for before, after in busy),
+        )

@@ -1,0 +1,100 @@
+"""What a client may ask for, and the limits of every field. Decides nothing about scheduling."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from actorpp.errors import InvalidRequestError
+from actorpp.serving.api import GenerationParams
+from actorpp.stages.messages import SamplingParams
+
+MAX_PROMPT_CHARS = 16_000_000  # of text or chat content; more than a million tokens
+MAX_PROMPT_TOKENS = 4_000_000
+MAX_MESSAGES = 4096
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+Unit = Annotated[float, Meta(ge=0, le=1)]
+
+
+class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A completion as a client asks for it: one of ``prompt``, ``prompt_tokens`` and ``messages``.
+
+    Attributes:
+        prompt: Text, completed as it stands.
+        prompt_tokens: Token ids.
+        messages: A chat, through the model's template.
+        max_tokens: Tokens to generate at most; 16 unless given.
+        temperature, top_k, top_p, min_p, repetition_penalty, seed: As in SamplingParams; greedy unless given.
+        ignore_eos: Go on past end-of-sequence tokens.
+    """
+
+    prompt: Annotated[str, Meta(max_length=MAX_PROMPT_CHARS)] | None = None
+    prompt_tokens: Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)] | None = None
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] = 16
+    temperature: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    top_k: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    min_p: Unit = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    ignore_eos: bool = False
+
+    def params(self, deadline_s: float | None = None) -> GenerationParams:
+        """The same for the engine, which sees token ids only."""
+        return GenerationParams(
+            max_tokens=self.max_tokens,
+            sampling=SamplingParams(
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                min_p=self.min_p,
+                repetition_penalty=self.repetition_penalty,
+            ),
+            seed=self.seed,
+            ignore_eos=self.ignore_eos,
+            deadline_s=deadline_s,
+        )
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def checked(fields: dict[str, Any], type: type[S]) -> S:
+    """``fields`` as a Struct of that type; unknown ones are ignored.
+
+    Raises:
+        InvalidRequestError: A field is missing, of the wrong type or out of range.
+    """
+    try:
+        return msgspec.convert(fields, type)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        field = re.match(r"\.(\w+)", path) or re.search(r"required field `(\w+)`", message)
+        param = field[1] if field else None
+        raise InvalidRequestError(f"{param or 'request'}: {message[0].lower()}{message[1:]}", param=param) from None
+
+
+def parse_request(fields: dict[str, Any]) -> CompletionRequest:
+    """Check what a client asks for.
+
+    Raises:
+        InvalidRequestError: As from ``checked``, or there is not exactly one prompt.
+    """
+    request = checked(fields, CompletionRequest)
+    given = [name for name in ("prompt", "prompt_tokens", "messages") if getattr(request, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequestError(
+            f"give exactly one of prompt, prompt_tokens and messages, not {' and '.join(given) or 'none'}",
+            param=given[1] if given else "prompt",
+        )
+    if request.messages is not None:
+        if not all(isinstance(message.get("role"), str) for message in request.messages):
+            raise InvalidRequestError("messages: each needs a role", param="messages")
+        if len(msgspec.json.encode(request.messages)) > MAX_PROMPT_CHARS:
+            raise InvalidRequestError(f"messages: over {MAX_PROMPT_CHARS} bytes", param="messages")
+    return request

@@ -1,0 +1,168 @@
+"""Text to token ids and back, as transformers does it, from a checkpoint's own files and without transformers.
+
+Everything here is synchronous and may take seconds for a long text; the gateway calls it off the loop.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from actorpp.errors import CheckpointError, InvalidRequestError
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TextCodec:
+    """A checkpoint's tokenizer and chat template.
+
+    Args:
+        tokenizer_file: ``tokenizer.json``; ``tokenizer_config.json`` and ``chat_template.jinja`` may lie beside it.
+
+    Raises:
+        CheckpointError: A file is missing or broken.
+    """
+
+    def __init__(self, tokenizer_file: Path) -> None:
+        try:
+            self.tokenizer: Tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise CheckpointError(f"{tokenizer_file}: {error}") from None
+        config = _read_json(tokenizer_file.with_name("tokenizer_config.json"))
+        special = {**_read_json(tokenizer_file.with_name("special_tokens_map.json")), **config}
+        self.special_tokens = {name: text for name in SPECIAL_NAMES if (text := _token_text(special.get(name)))}
+        self.chat_template = _chat_template(tokenizer_file.parent, config)
+        self._compiled: jinja2.Template | None = None
+        # A file may ask for truncation or padding that was meant for its training.
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of ``text``; with ``add_special_tokens``, also those that the tokenizer itself puts around a text."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ``ids``, special tokens left out; bytes that are no UTF-8 become U+FFFD."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def render_chat(self, messages: list[dict[str, Any]]) -> str:
+        """The prompt of a chat that the model is to continue as the assistant; its special tokens are written out.
+
+        Raises:
+            InvalidRequestError: The model has no template, or the template refuses these messages.
+        """
+        if self.chat_template is None:
+            raise InvalidRequestError("the model has no chat template", param="messages")
+        plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        try:
+            if self._compiled is None:
+                self._compiled = _environment().from_string(self.chat_template)
+            return self._compiled.render(messages=plain, add_generation_prompt=True, tools=None, **self.special_tokens)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
+            raise InvalidRequestError(f"the chat template refuses the messages: {error}", param="messages") from None
+
+
+class IncrementalDecoder:
+    """Decodes ids as they come. The pieces, ``finish`` included, join to exactly ``TextCodec.decode`` of all ids.
+
+    A character whose bytes are spread over several tokens comes out whole, with the last of them.
+    """
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._length = 0  # characters given out
+
+    def push(self, ids: tuple[int, ...]) -> str:
+        """Take the next ids; returns the text that is now certain."""
+        self._ids.extend(ids)
+        text = "".join(self._stream.step(self._codec.tokenizer, token) or "" for token in ids)
+        self._length += len(text)
+        return text
+
+    def finish(self) -> str:
+        """The rest: what ends in the middle of a character, as U+FFFD."""
+        rest = self._codec.decode(self._ids)[self._length :]
+        self._length += len(rest)
+        return rest
+
+
+class _GenerationBlock(Extension):
+    """``{% generation %}`` marks the assistant's own tokens for training; here it only passes its content on."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's declaration
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What templates on the hub expect to find. The sandbox is there because a template is code from outside."""
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def strftime_now(format: str) -> str:
+        return datetime.now().strftime(format)
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:  # jinja2's own escapes HTML
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
+    return environment
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; a file that is not there is an empty one."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path}: expected a JSON object")
+    return values
+
+
+def _token_text(token: object) -> str | None:
+    """A special token is written as text, or as an object with its ``content``."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) and token else None
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+    """The default template: of the file, else of the config, where it may be one of several by name."""
+    try:
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        template = config.get("chat_template")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / 'chat_template.jinja'}: {error}") from None
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template if isinstance(template, str) else None

@@ -1,0 +1,4 @@
+"""placeholder"""
+
+if __name__ != "actorpp.cli":
+    raise ImportError("import actorpp.cli, not cli")

@@ -1,0 +1,167 @@
+"""The commands and their flags. ``run`` is for people; the hidden ones are for actorpp's own child processes."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from actorpp.cli import options as o
+
+app = typer.Typer(
+    help="Pipeline-parallel LLM inference for long prompts.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+REQUEST_FLAGS = (
+    "chat", "max_tokens", "ignore_eos", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+)  # fmt: skip
+SERVER_FLAGS = ("host", "port", "insecure_bind")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"actorpp {version('actorpp')}")
+        except PackageNotFoundError:
+            typer.echo("actorpp (not installed: running from its source)")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def actorpp(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command(short_help="Complete a prompt, or serve until Ctrl-C.")
+def run(
+    prompt: o.Prompt = None,
+    prompt_file: o.PromptFile = None,
+    prompt_tokens_file: o.PromptTokensFile = None,
+    chat: o.Chat = False,
+    max_tokens: o.MaxTokens = None,
+    ignore_eos: o.IgnoreEos = False,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    seed: o.Seed = None,
+    json: o.Json = False,
+    trace: o.Trace = None,
+    log_level: o.LogLevel = None,
+    model: o.Model = None,
+    load_format: o.LoadFormat = None,
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    context_length: o.ContextLength = None,
+    stages: o.Stages = None,
+    layer_partition: o.LayerPartition = None,
+    threads_per_stage: o.ThreadsPerStage = None,
+    async_depth: o.AsyncDepth = None,
+    lookahead: o.Lookahead = None,
+    transport: o.TransportKind = None,
+    tensor_transport: o.TensorTransport = None,
+    chunked_prefill_size: o.ChunkedPrefillSize = None,
+    max_num_batched_tokens: o.MaxNumBatchedTokens = None,
+    max_prefill_tokens: o.MaxPrefillTokens = None,
+    max_running_requests: o.MaxRunningRequests = None,
+    max_queued_requests: o.MaxQueuedRequests = None,
+    page_size: o.PageSize = None,
+    kv_tokens: o.KvTokens = None,
+    mem_fraction_static: o.MemFractionStatic = None,
+    host: o.Host = None,
+    port: o.Port = None,
+    insecure_bind: o.InsecureBind = False,
+    config: o.ConfigFile = None,
+    startup_timeout: o.StartupTimeout = None,
+    watchdog_timeout: o.WatchdogTimeout = None,
+    dist_timeout: o.DistTimeout = None,
+    shutdown_timeout: o.ShutdownTimeout = None,
+) -> None:
+    """Complete a prompt on a pipeline of stage processes, or serve until Ctrl-C when there is no prompt.
+
+    Flags of the engine may also come from the environment (ACTORPP_STAGES=4) or from the file of --config.
+
+    Exit codes: 0 done, 1 failed, 2 bad options, model or request, 130 ended by Ctrl-C.
+    """
+    given: dict[str, Any] = {
+        name: value for name, value in locals().items() if value is not None and value is not False
+    }
+    raise typer.Exit(_run(given))
+
+
+def _run(given: dict[str, Any]) -> int:
+    """Sort the flags given into the engine's and the request's, and run. Nothing is parsed and then ignored."""
+    from actorpp.cli import loop
+    from actorpp.cli.display import reserved_stdout
+    from actorpp.cli.run import RunOptions
+    from actorpp.cli.run import run as run_engine
+    from actorpp.config import EngineConfig, flag_of
+    from actorpp.errors import ConfigError
+    from actorpp.logs import configure_logging
+
+    config = EngineConfig.load(
+        given.get("config"), **{name: value for name, value in given.items() if name in EngineConfig.model_fields}
+    )
+    has_prompt = any(name.startswith("prompt") for name in given)
+    for name in SERVER_FLAGS if has_prompt else REQUEST_FLAGS:
+        if name in given:
+            why = "only without a prompt: nothing is served" if has_prompt else "only with a prompt"
+            raise ConfigError(f"{flag_of(name)} works {why}", param=name)
+    trace: Path | None = given.get("trace")
+    if trace is not None and not trace.parent.is_dir():
+        raise ConfigError(f"--trace {trace}: no such folder {trace.parent}", param="trace")
+    options = RunOptions(_request(given, config.seed) if has_prompt else None, given.get("json", False), trace)
+    configure_logging(config.log_level)
+    with reserved_stdout() as output:
+        return loop.run(lambda: run_engine(config, options, output), grace=config.shutdown_timeout + 1.5)
+
+
+def _request(given: dict[str, Any], seed: int | None) -> Any:
+    from actorpp.cli.run import read_text, read_token_ids
+    from actorpp.errors import ConfigError
+    from actorpp.serving.request import parse_request
+
+    sources = [f"--{name.replace('_', '-')}" for name in given if name.startswith("prompt")]
+    if len(sources) > 1:
+        raise ConfigError(f"{' and '.join(sources)} exclude each other", param="prompt")
+    fields: dict[str, Any] = {name: given[name] for name in REQUEST_FLAGS if name in given and name != "chat"}
+    fields["seed"] = seed
+    if "prompt_tokens_file" in given:
+        if "chat" in given:
+            raise ConfigError("--chat needs text: --prompt or --prompt-file", param="chat")
+        fields["prompt_tokens"] = read_token_ids(given["prompt_tokens_file"], "--prompt-tokens-file")
+    else:
+        text = read_text(given["prompt_file"], "--prompt-file") if "prompt_file" in given else given["prompt"]
+        if "chat" in given:
+            fields["messages"] = [{"role": "user", "content": text}]
+        else:
+            fields["prompt"] = text
+    return parse_request(fields)
+
+
+@app.command(hidden=True)
+def stage() -> None:
+    """One pipeline stage; started by the engine or a launcher, which says everything through the environment."""
+    from actorpp.stages.process import main
+
+    raise typer.Exit(main())
+
+
+@app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def convert(context: typer.Context) -> None:
+    """Turn a GGUF file into a checkpoint; started by the engine, so that it can be stopped at once."""
+    from actorpp.stages.convert import main
+
+    raise typer.Exit(main(context.args))

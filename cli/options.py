@@ -1,0 +1,111 @@
+"""The flags of ``actorpp run``, with the spellings of other systems as aliases.
+
+Values are checked by EngineConfig and by the request's own rules, not here, so that a value from the environment or a
+file is held to the same limits. Every default is None, "not given"; the help states what then happens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from actorpp.config import ALIASES, EngineConfig, flag_of
+
+PROMPT, SAMPLING, OUTPUT = "Prompt", "Sampling", "Output"
+MODEL, PIPELINE, SCHEDULING, MEMORY, SERVER = "Model", "Pipeline", "Scheduling", "KV memory", "Server and process"
+
+
+def _option(name: str, panel: str, help: str, metavar: str | None = None) -> Any:
+    flags = [flag_of(spelling) for spelling in (name, *ALIASES.get(name, ()))]
+    help = help.replace("[", r"\[")  # not markup
+    return typer.Option(*flags, help=help, metavar=metavar, rich_help_panel=panel, show_default=False)
+
+
+def _engine(field: str, panel: str, metavar: str | None = None) -> Any:
+    """An option of EngineConfig; its description is the help."""
+    info = EngineConfig.model_fields[field]
+    default = f"{info.default:g}" if isinstance(info.default, float) else str(info.default)
+    derived = info.default is None or info.default is False  # the description says how
+    help = (info.description or "") + ("" if derived else f" [default: {default}]")
+    return _option(field, panel, help, metavar)
+
+
+# --- the request ---
+
+Prompt = Annotated[str | None, _option("prompt", PROMPT, "Text to complete, as it stands.", "TEXT")]
+PromptFile = Annotated[
+    Path | None, _option("prompt_file", PROMPT, "File whose text to complete, as it stands; - is stdin.", "FILE")
+]
+PromptTokensFile = Annotated[
+    Path | None, _option("prompt_tokens_file", PROMPT, "File with a JSON list of token ids to complete.", "FILE")
+]
+Chat = Annotated[
+    bool, _option("chat", PROMPT, "Answer the prompt as a user's message, through the model's chat template.")
+]
+MaxTokens = Annotated[int | None, _option("max_tokens", PROMPT, "Tokens to generate at most. [default: 16]", "N")]
+IgnoreEos = Annotated[bool, _option("ignore_eos", PROMPT, "Go on past end-of-sequence tokens, until --max-tokens.")]
+
+Temperature = Annotated[float | None, _option("temperature", SAMPLING, "0 is greedy. [default: 0]", "X")]
+TopK = Annotated[int | None, _option("top_k", SAMPLING, "Keep the K likeliest tokens; 0 keeps all. [default: 0]", "K")]
+TopP = Annotated[
+    float | None, _option("top_p", SAMPLING, "Keep the likeliest tokens that reach probability P. [default: 1]", "P")
+]
+MinP = Annotated[
+    float | None,
+    _option("min_p", SAMPLING, "Keep tokens of at least P times the likeliest one's probability. [default: 0]", "P"),
+]
+RepetitionPenalty = Annotated[
+    float | None, _option("repetition_penalty", SAMPLING, "Above 1 discourages repetition. [default: 1]", "X")
+]
+Seed = Annotated[int | None, _engine("seed", SAMPLING, "N")]
+
+Json = Annotated[bool, _option("json", OUTPUT, "Print one JSON object on stdout and nothing else there.")]
+Trace = Annotated[
+    Path | None, _option("trace", OUTPUT, "Write every stage's spans as Chrome trace JSON when done.", "FILE")
+]
+LogLevel = Annotated[str | None, _engine("log_level", OUTPUT, "debug|info|warning|error")]
+
+# --- the engine ---
+
+Model = Annotated[str | None, _engine("model", MODEL, "MODEL")]
+LoadFormat = Annotated[str | None, _engine("load_format", MODEL, "auto|dummy")]
+Dtype = Annotated[str | None, _engine("dtype", MODEL, "auto|float32|bfloat16|float16")]
+Device = Annotated[str | None, _engine("device", MODEL, "auto|cpu|cuda|cuda:N")]
+ContextLength = Annotated[int | None, _engine("context_length", MODEL, "N")]
+
+Stages = Annotated[int | None, _engine("stages", PIPELINE, "P")]
+LayerPartition = Annotated[str | None, _engine("layer_partition", PIPELINE, "N,N,...")]
+ThreadsPerStage = Annotated[int | None, _engine("threads_per_stage", PIPELINE, "N")]
+AsyncDepth = Annotated[int | None, _engine("async_depth", PIPELINE, "N")]
+Lookahead = Annotated[int | None, _engine("lookahead", PIPELINE, "N")]
+TransportKind = Annotated[str | None, _engine("transport", PIPELINE, "process|inproc")]
+TensorTransport = Annotated[str | None, _engine("tensor_transport", PIPELINE, "auto|nccl|gloo|inproc")]
+
+ChunkedPrefillSize = Annotated[int | None, _engine("chunked_prefill_size", SCHEDULING, "N")]
+MaxNumBatchedTokens = Annotated[int | None, _engine("max_num_batched_tokens", SCHEDULING, "N")]
+MaxPrefillTokens = Annotated[int | None, _engine("max_prefill_tokens", SCHEDULING, "N")]
+MaxRunningRequests = Annotated[int | None, _engine("max_running_requests", SCHEDULING, "N")]
+MaxQueuedRequests = Annotated[int | None, _engine("max_queued_requests", SCHEDULING, "N")]
+
+PageSize = Annotated[int | None, _engine("page_size", MEMORY, "N")]
+KvTokens = Annotated[int | None, _engine("kv_tokens", MEMORY, "N")]
+MemFractionStatic = Annotated[float | None, _engine("mem_fraction_static", MEMORY, "X")]
+
+Host = Annotated[str | None, _engine("host", SERVER, "ADDRESS")]
+Port = Annotated[int | None, _engine("port", SERVER, "PORT")]
+InsecureBind = Annotated[bool, _engine("insecure_bind", SERVER)]
+ConfigFile = Annotated[
+    Path | None,
+    _option(
+        "config",
+        SERVER,
+        "YAML, JSON or TOML file with any engine options. Flags and ACTORPP_ variables go before it.",
+        "FILE",
+    ),
+]
+StartupTimeout = Annotated[float | None, _engine("startup_timeout", SERVER, "S")]
+WatchdogTimeout = Annotated[float | None, _engine("watchdog_timeout", SERVER, "S")]
+DistTimeout = Annotated[float | None, _engine("dist_timeout", SERVER, "S")]
+ShutdownTimeout = Annotated[float | None, _engine("shutdown_timeout", SERVER, "S")]

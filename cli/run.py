@@ -1,0 +1,153 @@
+"""What ``actorpp run`` does once its flags are read: one completion, or serving until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from actorpp.cli.display import Output, ProgressDisplay, figures
+from actorpp.config import EngineConfig
+from actorpp.engine import Engine
+from actorpp.errors import ConfigError
+from actorpp.serving.api import Progress
+from actorpp.serving.gateway import CompletionResult, Delta, Gateway
+from actorpp.serving.request import CompletionRequest
+from actorpp.serving.zmq_server import ZmqServer
+from actorpp.transport.sockets import close_context
+
+DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What is not the engine's: the request (none serves instead) and the form of the output."""
+
+    request: CompletionRequest | None
+    json: bool
+    trace: Path | None
+
+
+def read_text(path: Path, flag: str) -> str:
+    """The text of a prompt file, unchanged; ``-`` is stdin. Raises ConfigError."""
+    try:
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        return data.decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: {error.strerror}", param=flag) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{flag} {path}: not UTF-8 at byte {error.start}", param=flag) from None
+
+
+def read_token_ids(path: Path, flag: str) -> list[int]:
+    """The JSON list of ids in a file; their range is checked with the request. Raises ConfigError."""
+    try:
+        ids = json.loads(read_text(path, flag))
+    except ValueError as error:
+        raise ConfigError(f"{flag} {path}: not JSON: {error}", param=flag) from None
+    if not isinstance(ids, list):
+        raise ConfigError(f"{flag} {path}: expected a JSON list of token ids", param=flag)
+    return ids
+
+
+async def run(config: EngineConfig, options: RunOptions, output: Output) -> int:
+    """Start the engine, do it, end the engine. Returns the exit code; raises ActorppError."""
+    display = ProgressDisplay()
+    try:
+        if options.request is None:
+            # The socket first: a taken port is known before a model is loaded.
+            async with (
+                ZmqServer(config.host, config.port, allow_remote=config.insecure_bind) as server,
+                _gateway(config, options, display) as gateway,
+            ):
+                await _unless_failed(gateway, _serve(server, gateway, display, output, as_json=options.json))
+        else:
+            async with _gateway(config, options, display) as gateway:
+                work = _complete(gateway, options.request, display, output, as_json=options.json)
+                await _unless_failed(gateway, work)
+    finally:
+        display.close()
+        close_context()  # once last replies have left, within the time that the server gave them
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def _gateway(config: EngineConfig, options: RunOptions, display: ProgressDisplay) -> AsyncIterator[Gateway]:
+    async with (
+        Engine(config, on_startup=display.startup, trace=options.trace is not None) as engine,
+        Gateway(engine, config.model or DEFAULT_MODEL_NAME) as gateway,
+    ):
+        try:
+            yield gateway
+        except asyncio.CancelledError:  # a server is ended so, and has a trace too
+            if options.trace is not None:
+                await engine.write_trace(options.trace)
+            raise
+        if options.trace is not None:
+            await engine.write_trace(options.trace)
+
+
+async def _serve(
+    server: ZmqServer, gateway: Gateway, display: ProgressDisplay, output: Output, *, as_json: bool
+) -> None:
+    display.close()
+    about = {
+        "endpoint": server.endpoint,
+        "model": gateway.model_name,
+        "stages": gateway.engine.num_stages,
+        "context_length": gateway.context_length,
+    }
+    if as_json:
+        output.write(json.dumps(about) + "\n")
+    else:
+        line = "serving {model} at {endpoint} ({stages} stages, context {context_length}); Ctrl-C ends it\n"
+        output.write(line.format(**about))
+    await server.serve(gateway)  # answers before the loop's next turn, so before anyone has read the address
+
+
+async def _complete(
+    gateway: Gateway, request: CompletionRequest, display: ProgressDisplay, output: Output, *, as_json: bool
+) -> None:
+    completion = await gateway.complete(request)
+    try:
+        async for event in completion:
+            match event:
+                case Progress(computed, total):
+                    display.show("prefill", computed, total, "tokens")
+                case Delta(_, text):
+                    display.close()
+                    if not as_json:
+                        output.write(text)
+                case CompletionResult():
+                    display.close()
+                    if as_json:
+                        output.write(json.dumps(msgspec.to_builtins(event), ensure_ascii=False) + "\n")
+                    else:
+                        output.write("\n")
+                        print(figures(event.metrics), file=sys.stderr)
+    finally:
+        completion.abort()
+
+
+async def _unless_failed(gateway: Gateway, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, or what the engine as a whole failed with, if that comes first."""
+    working = asyncio.create_task(work)
+    failing = asyncio.create_task(gateway.engine.failed())
+    try:
+        await asyncio.wait((working, failing), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            await failing
+        return await working
+    finally:
+        working.cancel()
+        failing.cancel()
+        await asyncio.gather(working, failing, return_exceptions=True)

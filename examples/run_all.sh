@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Runs every example as its user would, each in a folder of its own. A failing one ends this.
+set -euo pipefail
+examples=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d)
+server=
+trap '[ -z "$server" ] || kill "$server"; rm -rf "$work"' EXIT
+cd "$work"
+
+for example in "$examples"/0[123]_*.py; do
+  echo "--- $(basename "$example")"
+  python "$example"
+done
+
+echo "--- 04_zmq_client.py"
+mkfifo announcement
+actorpp run --stages 2 --json >announcement &
+server=$!
+read -r line <announcement
+endpoint=$(python -c 'import json, sys; print(json.loads(sys.argv[1])["endpoint"])' "$line")
+python "$examples/04_zmq_client.py" "$endpoint"
+kill "$server"
+wait "$server" || [ $? -eq 143 ]
+server=
+
+echo "--- long_text.py"
+python "$examples/long_text.py" LONG.txt

@@ -1,0 +1,215 @@
+"""The gateway over a fake engine: what reaches the engine, what comes back, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actorpp.config import EngineConfig
+from actorpp.errors import (
+    CheckpointError,
+    ContextLengthExceededError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    OverloadedError,
+    StageFailedError,
+)
+from actorpp.serving.api import Progress
+from actorpp.serving.gateway import CompletionResult, Delta, Gateway
+from actorpp.serving.request import CompletionRequest, parse_request
+from actorpp.serving.tokenizer import TextCodec
+from tests.unit.serving.fakes import ANSWER, FakeCheckpoint, FakeEngine
+
+
+def check(tokenizer: Path | None, body: Callable[[FakeEngine, Gateway], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with FakeEngine(EngineConfig(), checkpoint=FakeCheckpoint(tokenizer)) as engine:
+            if tokenizer is not None:
+                ids = TextCodec(tokenizer).encode(ANSWER, add_special_tokens=False)
+                engine.answer = lambda prompt_ids: ids
+            async with Gateway(engine, "fake") as gateway:
+                await body(engine, gateway)
+
+    asyncio.run(main())
+
+
+async def collect(gateway: Gateway, request: CompletionRequest) -> list[Progress | Delta | CompletionResult]:
+    return [event async for event in await gateway.complete(request)]
+
+
+def ask(**fields: Any) -> CompletionRequest:
+    return parse_request({"max_tokens": 100, **fields})
+
+
+def test_text_in_text_out(tokenizer_file: Path) -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        events = await collect(gateway, ask(prompt="the cat"))
+        codec = TextCodec(tokenizer_file)
+        assert engine.submitted[0].prompt_ids == codec.encode("the cat")
+        assert [type(event) for event in events[:3]] == [Progress, Progress, Progress]
+        deltas = [event for event in events if isinstance(event, Delta)]
+        assert "".join(delta.text for delta in deltas) == ANSWER
+        result = events[-1]
+        assert isinstance(result, CompletionResult)
+        assert result.text == ANSWER
+        assert list(result.token_ids) == codec.encode(ANSWER, add_special_tokens=False)
+        assert result.prompt_tokens == len(engine.submitted[0].prompt_ids)
+        assert result.finish_reason == "stop"
+        assert sum(result.metrics.chunks) == result.prompt_tokens
+
+    check(tokenizer_file, body)
+
+
+def test_output_cut_within_a_character_ends_as_the_whole_decode(tokenizer_file: Path) -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        events = await collect(gateway, ask(prompt="x", max_tokens=3))
+        result = events[-1]
+        assert isinstance(result, CompletionResult)
+        assert result.finish_reason == "length"
+        assert result.text == "Gr\ufffd" == TextCodec(tokenizer_file).decode(list(result.token_ids))
+        assert events[-2] == Delta((), "\ufffd")
+
+    check(tokenizer_file, body)
+
+
+def test_chat_goes_through_the_template(tokenizer_file: Path) -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        await collect(gateway, ask(messages=[{"role": "user", "content": "hi"}]))
+        codec = TextCodec(tokenizer_file)
+        text = "<s><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+        assert engine.submitted[0].prompt_ids == codec.encode(text, add_special_tokens=False)
+
+    check(tokenizer_file, body)
+
+
+def test_the_loop_runs_on_while_a_text_is_tokenised(tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def encode(self: TextCodec, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        entered.set()
+        assert leave.wait(30)
+        return [1]
+
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        monkeypatch.setattr(TextCodec, "encode", encode)
+        slow = asyncio.create_task(collect(gateway, ask(prompt="long")))
+        assert await asyncio.to_thread(entered.wait, 30)
+        await collect(gateway, ask(prompt_tokens=[1, 2]))  # another request is served meanwhile
+        assert not slow.done()
+        leave.set()
+        await slow
+
+    check(tokenizer_file, body)
+
+
+@pytest.mark.parametrize(("prompt", "max_tokens"), [(513, 1), (500, 13)])
+def test_what_does_not_fit_is_told_with_both_numbers(prompt: int, max_tokens: int) -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        with pytest.raises(ContextLengthExceededError, match=rf"512 tokens.* {prompt} tokens"):
+            await gateway.complete(ask(prompt_tokens=[1] * prompt, max_tokens=max_tokens))
+        assert not engine.submitted
+        await collect(gateway, ask(prompt_tokens=[1] * 500, max_tokens=12))
+
+    check(None, body)
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        with pytest.raises(InvalidRequestError, match="empty"):
+            await gateway.complete(ask(prompt_tokens=[]))
+
+    check(None, body)
+
+
+def test_without_a_tokenizer_ids_are_served_and_text_is_refused() -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        with pytest.raises(InvalidRequestError, match="no tokenizer"):
+            await gateway.complete(ask(prompt="x"))
+        result = (await collect(gateway, ask(prompt_tokens=[5])))[-1]
+        assert isinstance(result, CompletionResult)
+        assert (result.text, result.token_ids) == ("", (7, 8, 9))
+
+    check(None, body)
+
+
+def test_the_engines_refusals_pass_through() -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        engine.capacity = 0
+        with pytest.raises(OverloadedError):
+            await gateway.complete(ask(prompt_tokens=[1]))
+        engine.capacity = 1
+        with pytest.raises(InvalidRequestError, match="vocabulary"):
+            await gateway.complete(ask(prompt_tokens=[20_000]))
+
+    check(None, body)
+
+
+def test_abort_ends_with_what_there_is() -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        engine.hold = frozenset({"decode"})
+        completion = await gateway.complete(ask(prompt_tokens=[1]))
+        events: list[object] = []
+
+        async def read() -> None:
+            async for event in completion:
+                events.append(event)
+
+        reader = asyncio.create_task(read())
+        await engine.reached["decode"].wait()
+        completion.abort()
+        await reader
+        result = events[-1]
+        assert isinstance(result, CompletionResult)
+        assert (result.finish_reason, result.token_ids) == ("abort", (7, 8))
+
+    check(None, body)
+
+
+def test_a_reader_that_is_cancelled_aborts_its_request() -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        engine.hold = frozenset({"decode"})
+        reader = asyncio.create_task(collect(gateway, ask(prompt_tokens=[1])))
+        await engine.reached["decode"].wait()
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert engine.submitted[0].aborted.is_set()
+
+    check(None, body)
+
+
+def test_an_engine_that_fails_raises_from_the_events() -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        engine.hold = frozenset({"prefill"})
+        reader = asyncio.create_task(collect(gateway, ask(prompt_tokens=[1])))
+        await engine.reached["prefill"].wait()
+        engine.fail(StageFailedError("stage 1 died"))
+        with pytest.raises(StageFailedError, match="stage 1 died"):
+            await reader
+
+    check(None, body)
+
+
+def test_tokenising_counts_against_the_deadline(tokenizer_file: Path) -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        with pytest.raises(DeadlineExceededError):
+            await gateway.complete(ask(prompt="x" * 100), deadline_s=1e-9)
+        await gateway.complete(ask(prompt="x"), deadline_s=100.0)
+        deadline = engine.submitted[0].params.deadline_s
+        assert deadline is not None
+        assert 0 < deadline < 100
+
+    check(tokenizer_file, body)
+
+
+def test_a_broken_tokenizer_leaves_no_thread(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    before = threading.active_count()
+    with pytest.raises(CheckpointError):
+        check(tmp_path / "tokenizer.json", lambda engine, gateway: asyncio.sleep(0))
+    assert threading.active_count() == before

@@ -1,0 +1,76 @@
+"""Every field that a client controls has a type and limits, and an error names the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actorpp.errors import InvalidRequestError
+from actorpp.serving.request import MAX_MESSAGES, CompletionRequest, parse_request
+
+ONE = {"prompt": "x"}
+
+
+def test_defaults_are_greedy_and_sixteen_tokens() -> None:
+    params = parse_request(ONE).params()
+    assert params.max_tokens == 16
+    assert params.sampling.temperature == 0
+    assert params.seed is None
+    assert not params.ignore_eos
+
+
+def test_every_field_reaches_the_engine() -> None:
+    fields = {
+        "max_tokens": 3, "temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2,
+        "seed": 5, "ignore_eos": True,
+    }  # fmt: skip
+    params = parse_request(ONE | fields).params(deadline_s=2.5)
+    reached = {"max_tokens": params.max_tokens, "seed": params.seed, "ignore_eos": params.ignore_eos}
+    for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
+        reached[name] = getattr(params.sampling, name)
+    assert reached == fields
+    assert params.deadline_s == 2.5
+    assert set(fields) | {"prompt", "prompt_tokens", "messages"} == set(CompletionRequest.__struct_fields__)
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert parse_request({**ONE, "colour": "red"}).prompt == "x"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "x", "messages": [{"role": "user"}]}, "messages"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": "x" * 16_000_001}, "prompt"),
+        ({"prompt_tokens": [1, -1]}, "prompt_tokens"),
+        ({"prompt_tokens": [2**31]}, "prompt_tokens"),
+        ({"prompt_tokens": ["a"]}, "prompt_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}] * (MAX_MESSAGES + 1)}, "messages"),
+        ({"messages": [{"content": "no role"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 16_000_001}]}, "messages"),
+        *[
+            ({**ONE, name: value}, name)
+            for name, values in {
+                "max_tokens": (0, -1, 1.5, "7", 2**31),
+                "temperature": (-0.1, float("nan"), float("inf"), "0"),
+                "top_k": (-1, 2**31, 0.5),
+                "top_p": (0, 1.01, float("nan")),
+                "min_p": (-0.1, 1.01, float("nan")),
+                "repetition_penalty": (0, -1, float("nan"), float("inf")),
+                "seed": (-1, 2**63, 1.5),
+                "ignore_eos": (1, "yes"),
+            }.items()
+            for value in values
+        ],
+    ],
+    ids=lambda value: repr(value)[:60],
+)
+def test_a_value_out_of_its_limits_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_request(fields)
+    assert caught.value.param == param
+    assert len(caught.value.message) < 200
