@@ -53,7 +53,7 @@ class ProcessPort:
         try:
             await asyncio.wait_for(self.child.wait(), grace_s)
         except TimeoutError:
-            log.warning("a stage did not end when asked", pid=self.child.pid, after_s=grace_s)
+            log.info("a stage did not end when asked", pid=self.child.pid, after_s=grace_s)
         finally:
             self.child.kill()
         await self.child.wait()

@@ -68,6 +68,9 @@ def test_ctrl_c_when_idle(environment: dict[str, str], small_model: Path) -> Non
     flags = ["--model", str(small_model), "--load-format", "dummy", "--stages", "2"]
     with running("run", *flags, environment=environment) as command:
         command.wait_for("serving")
+        libraries = Path(f"/proc/{command.process.pid}/maps").read_text()
+        assert "libzmq" in libraries
+        assert "libtorch" not in libraries  # the driver starts and ends without it
         interrupt_and_check(command, environment)
 
 
@@ -94,6 +97,20 @@ def test_a_killed_stage_ends_the_engine_with_a_typed_error(
         assert command.finish(END_S) == 1
         assert gone(family, END_S) == []
     assert f"stage {victim}: its process {family[1 + victim].pid} was ended by signal 9" in command.stderr
+    assert left_in(environment) == []
+
+
+def test_a_stopped_stage_is_noticed_within_the_watchdogs_time(
+    environment: dict[str, str], small_model: Path, long_tokens: Path
+) -> None:
+    flags = dummy(small_model, long_tokens, "--chunked-prefill-size", "16", "--max-tokens", "500")
+    with running("run", *flags, "--watchdog-timeout", "2", environment=environment) as command:
+        command.wait_for("prefill")
+        family = command.family()
+        family[2].suspend()
+        assert command.finish(2 + 2 * END_S) == 1
+        assert gone(family, END_S) == []
+    assert "for 2 s" in command.stderr
     assert left_in(environment) == []
 
 

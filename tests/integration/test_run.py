@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
-from tests.support.cli import Command, running
+from tests.support.cli import ROOT, Command, running
 
 pytestmark = pytest.mark.slow
+
+EXAMPLES = ROOT / "examples"
 
 
 def result_of(command: Command) -> dict[str, object]:
@@ -75,6 +80,12 @@ def overlapping_on_a_track(events: list[dict[str, object]]) -> list[object]:
         spans.sort()
         bad += [track for (_, end), (start, _) in pairwise(spans) if start < end - 0.5]
     return bad
+
+
+def test_the_readmes_long_text_fits_the_default_models_context(tmp_path: Path, default_model: Path) -> None:
+    subprocess.run([sys.executable, str(EXAMPLES / "long_text.py"), "LONG.txt"], cwd=tmp_path, check=True)
+    text = (tmp_path / "LONG.txt").read_text(encoding="utf-8")
+    assert 7000 < len(Tokenizer.from_file(str(default_model / "tokenizer.json")).encode(text)) <= 8192 - 64
 
 
 def test_any_number_of_stages_gives_the_same_tokens(
