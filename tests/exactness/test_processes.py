@@ -22,6 +22,7 @@ from actorpp.coordinator.policy import FixedChunks
 from actorpp.engine import Engine
 from actorpp.serving.api import Finished, GenerationParams, Tokens
 from actorpp.transport.sockets import close_context
+from tests.exactness.chain import Chain
 from tests.exactness.oracle import Answer
 from tests.exactness.policy import TokenTally
 from tests.exactness.prompts import LENGTH, NEW_TOKENS
@@ -85,6 +86,24 @@ def test_every_number_of_processes_gives_the_oracles_tokens(
             assert engine.stats().pages_used == 0
 
     asyncio.run(main())
+
+
+def test_bfloat16_processes_compute_what_the_measured_stages_do(default_model: Path, prompt_3000: list[int]) -> None:
+    """Clause (c) is measured on stages chained by hand (test_default_model.py); the same plan gives the same tokens."""
+    ids, chunk = prompt_3000[:900], 60
+    chain = Chain(default_model, 2, dtype="bfloat16", page_size=16)
+    chain.admit(1, ids, range(70))
+    chain.prefill(1, len(ids), chunk)
+    expected = chain.decode(1, len(ids), NEW_TOKENS)
+
+    async def main() -> list[int]:
+        config = EngineConfig(
+            model=str(default_model), stages=2, dtype="bfloat16", chunked_prefill_size=chunk, threads_per_stage=1
+        )
+        async with Engine(config) as engine:
+            return (await complete(engine, ids, NEW_TOKENS))[0]
+
+    assert asyncio.run(main()) == expected
 
 
 def test_a_stage_materialises_its_own_layers_only(default_model: Path) -> None:
