@@ -91,7 +91,7 @@ def test_every_number_of_processes_gives_the_oracles_tokens(
 def test_bfloat16_processes_compute_what_the_measured_stages_do(default_model: Path, prompt_3000: list[int]) -> None:
     """Clause (c) is measured on stages chained by hand (test_default_model.py); the same plan gives the same tokens."""
     ids, chunk = prompt_3000[:900], 60
-    chain = Chain(default_model, 2, dtype="bfloat16", page_size=16)
+    chain = Chain(default_model, 2, dtype="bfloat16", page_size=16, num_pages=70)
     chain.admit(1, ids, range(70))
     chain.prefill(1, len(ids), chunk)
     expected = chain.decode(1, len(ids), NEW_TOKENS)
