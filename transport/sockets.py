@@ -7,8 +7,8 @@ that was already taken; and it is slower (an ask between two processes over ipc 
 
 ZeroMQ's descriptor belongs to the socket's internal mailbox, not to its messages: it fires when a command arrives there
 (a message, a peer gone, room in a peer's queue), and any call on the socket may take the commands and with them the
-wake-up. So every wake-up looks at everything and ends only when ZeroMQ says that there is nothing to read, and every
-send is followed by such a look on the loop's next turn. Room for a peer that was full is also looked for on a timer.
+wake-up. So every wake-up reads until ZeroMQ says that there is nothing, and every send is followed by the question
+whether there is something. Room for a peer that was full is also looked for on a timer.
 
 One message that cannot be taken raises ``PeerUnreachableError`` from ``send``. One that was taken into the outbox and
 then cannot be delivered goes to ``on_dead_letter``. What ZeroMQ has taken is out of our hands: it is lost if the peer
@@ -48,6 +48,9 @@ RETRY_FULL_S = 0.01
 # Plain integers: pyzmq's own *_multipart with enum flags takes three times as long, half of a message's cost here.
 _NO_WAIT = int(zmq.NOBLOCK)
 _SEND_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
 
 _context: tuple[int, zmq.Context[zmq.Socket[bytes]]] | None = None
 
@@ -134,9 +137,11 @@ class _Socket(ABC):
             raise PeerUnreachableError("the socket is closed")
         waiting = self._outboxes.get(peer)
         if waiting is None:
-            self._look_soon()
             if not self._try_send(message):
                 self._outboxes[peer] = deque([message])
+                self._look_soon()  # which goes on looking for room
+            elif self._readable():
+                self._look_soon()
         elif len(waiting) < self._outbox_capacity:
             waiting.append(message)
         else:
@@ -155,6 +160,10 @@ class _Socket(ABC):
                 raise PeerUnreachableError("no such peer is connected") from None
             raise TransportError(f"send failed: {error}") from error
         return True
+
+    def _readable(self) -> bool:
+        """Whether there is a message. If not, all commands are taken, and only a new one, which wakes, brings one."""
+        return bool(int(self._socket.get(_EVENTS)) & _POLLIN)
 
     def _receive(self) -> list[bytes]:
         frames = []
@@ -178,9 +187,11 @@ class _Socket(ABC):
         for _ in range(READ_BATCH):
             if self.closed:  # by a callback
                 return
+            if not self._readable():
+                break
             try:
                 message = self._receive()
-            except zmq.Again:  # and all commands are taken: only a new one can bring a message
+            except zmq.Again:  # taken back by ZeroMQ, as when its peer has gone
                 break
             except zmq.ZMQError as error:
                 self._on_error(TransportError(f"receive failed: {error}"))
@@ -194,7 +205,7 @@ class _Socket(ABC):
         if self.closed or not self._outboxes:
             return
         moved = [self._flush(peer) for peer in list(self._outboxes)]
-        if any(moved) or int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+        if any(moved) or self._readable():
             self._look_soon()
         elif self._outboxes:
             self._retry_full = self._loop.call_later(RETRY_FULL_S, self._look)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import zmq
 
 from actorpp.runtime import Actor, ActorRef, ActorSystem, Inbox, Request
 from actorpp.transport.sockets import Dealer, Router
@@ -169,6 +170,36 @@ class TwoProcesses:
         return self.runner.run(time_asks(self._ask, ASKS))
 
 
+class BareFrames:
+    """What the frames alone cost: blocking pyzmq on both sides, without loop, codec or actor."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        endpoint = f"ipc://{Path(folder, 'bare')}"
+        child = stack.enter_context(subprocess.Popen([sys.executable, "-m", "tests.bench.actors", "--echo", endpoint]))
+        stack.callback(child.kill)
+        context = stack.enter_context(zmq.Context())
+        self.socket = stack.enter_context(context.socket(zmq.DEALER))
+        self.socket.linger = 0
+        self.socket.connect(endpoint)
+        self.frames = CODEC.encode(Add(0), Header(0))
+
+    def ask(self) -> float:
+        start = time.perf_counter()
+        for _ in range(ASKS):
+            self.socket.send_multipart(self.frames)
+            self.socket.recv_multipart()
+        return (time.perf_counter() - start) / ASKS * 1e6
+
+
+def echo(endpoint: str) -> None:
+    """The child of BareFrames, until it is killed."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.bind(endpoint)
+        while True:
+            socket.send_multipart(socket.recv_multipart())
+
+
 async def serve(endpoint: str) -> None:
     """The child: a Router that asks the actor and sends its answer back, until stdin closes."""
     async with ActorSystem() as system, asyncio.TaskGroup() as group:
@@ -274,6 +305,7 @@ def all_cases(stack: contextlib.ExitStack, peers: bool) -> tuple[list[Case], lis
             Case(f"actorpp: tell, in process, {name}", "k/s", local.tell, 500.0),
             Case(f"actorpp: ask, between processes over ipc, {name}", "us", remote.ask, 150.0),
         ]
+    cases.append(Case("pyzmq: the same frames over ipc, blocking", "us", BareFrames(stack).ask))
     if peers and "pykka" not in missing:
         cases += pykka_cases(stack)
     if peers and "xoscar" not in missing:
@@ -300,7 +332,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--no-peers", action="store_true", help="leave pykka and xoscar out")
     parser.add_argument("--serve", metavar="ENDPOINT", help=argparse.SUPPRESS)
+    parser.add_argument("--echo", metavar="ENDPOINT", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.echo:
+        echo(options.echo)
     if options.serve:
         loop_factory = importlib.import_module("uvloop").new_event_loop if importlib.util.find_spec("uvloop") else None
         with asyncio.Runner(loop_factory=loop_factory) as runner:
