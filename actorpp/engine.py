@@ -205,11 +205,10 @@ class Engine:
         """
         if self._failure.done():
             raise StageFailedError(f"the pipeline has failed: {self._failure.result()}")
-        vocab = self.checkpoint.vocab_size
         if not prompt_ids:
             raise InvalidRequestError("the prompt is empty", param="prompt")
-        if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
-            raise InvalidRequestError(f"token ids must lie in 0-{vocab - 1}", param="prompt")
+        self._check_ids(prompt_ids, "prompt")
+        self._check_ids([token for token, _ in params.sampling.logit_bias], "logit_bias")
         if len(prompt_ids) + params.max_tokens > self.context_length:
             raise ContextLengthExceededError(
                 f"the maximum context length is {self.context_length} tokens, but the prompt has {len(prompt_ids)} "
@@ -234,6 +233,11 @@ class Engine:
         self.scheduler.check(request)
         self._coordinator[Coordinator.requests].tell_nowait(Submit(request))
         return handle
+
+    def _check_ids(self, ids: Sequence[int], param: str) -> None:
+        vocab = self.checkpoint.vocab_size
+        if ids and not 0 <= min(ids) <= max(ids) < vocab:
+            raise InvalidRequestError(f"{param}: token ids must lie in 0-{vocab - 1}", param=param)
 
     def _abort(self, request: Request) -> None:
         if self._coordinator.alive:

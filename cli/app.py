@@ -19,6 +19,7 @@ app = typer.Typer(
 
 REQUEST_FLAGS = (
     "chat", "max_tokens", "ignore_eos", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "logit_bias",
 )  # fmt: skip
 SERVER_FLAGS = ("host", "port", "insecure_bind")
 
@@ -56,6 +57,9 @@ def run(
     top_p: o.TopP = None,
     min_p: o.MinP = None,
     repetition_penalty: o.RepetitionPenalty = None,
+    presence_penalty: o.PresencePenalty = None,
+    frequency_penalty: o.FrequencyPenalty = None,
+    logit_bias: o.LogitBias = None,
     seed: o.Seed = None,
     json: o.Json = False,
     trace: o.Trace = None,
@@ -138,6 +142,8 @@ def _request(given: dict[str, Any], seed: int | None) -> Any:
         raise ConfigError(f"{' and '.join(sources)} exclude each other", param="prompt")
     fields: dict[str, Any] = {name: given[name] for name in REQUEST_FLAGS if name in given and name != "chat"}
     fields["seed"] = seed
+    if "logit_bias" in fields:
+        fields["logit_bias"] = dict(_bias(entry) for entry in fields["logit_bias"])
     if "prompt_tokens_file" in given:
         if "chat" in given:
             raise ConfigError("--chat needs text: --prompt or --prompt-file", param="chat")
@@ -149,6 +155,16 @@ def _request(given: dict[str, Any], seed: int | None) -> Any:
         else:
             fields["prompt"] = text
     return parse_request(fields)
+
+
+def _bias(entry: str) -> tuple[int, float]:
+    from actorpp.errors import ConfigError
+
+    token, _, bias = entry.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise ConfigError(f"--logit-bias {entry}: expected ID=BIAS, like 42=-100", param="logit_bias") from None
 
 
 @app.command(hidden=True)

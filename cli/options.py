@@ -59,6 +59,17 @@ MinP = Annotated[
 RepetitionPenalty = Annotated[
     float | None, _option("repetition_penalty", SAMPLING, "Above 1 discourages repetition. [default: 1]", "X")
 ]
+PresencePenalty = Annotated[
+    float | None,
+    _option("presence_penalty", SAMPLING, "Off the logits of tokens that the answer has. [default: 0]", "X"),
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    _option("frequency_penalty", SAMPLING, "Off them for each time that the answer has the token. [default: 0]", "X"),
+]
+LogitBias = Annotated[
+    list[str] | None, _option("logit_bias", SAMPLING, "Add BIAS to a token's logit; may be repeated.", "ID=BIAS")
+]
 Seed = Annotated[int | None, _engine("seed", SAMPLING, "N")]
 
 Json = Annotated[bool, _option("json", OUTPUT, "Print one JSON object on stdout and nothing else there.")]

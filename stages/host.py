@@ -24,7 +24,7 @@ from actorpp.stages.loader import LoadedModel, load_stage_model
 from actorpp.stages.memory import kv_bytes_available
 from actorpp.stages.messages import Admit, FromOutput, Output, SamplingParams, Segment, Step
 from actorpp.stages.packed import PackedCache, ProbeCache, pack
-from actorpp.stages.sampler import SampleRow, sample
+from actorpp.stages.sampler import SampleRow, needs_history, processors, sample
 from actorpp.stages.spec import StageSpec
 from actorpp.stages.streams import Streams
 
@@ -38,6 +38,7 @@ class Request:
     Attributes:
         tokens: (n,) int64 ids that came with the Admit, on the first and last stage.
         computed: Tokens whose keys and values are in the arena.
+        processors: On the last stage: what its logits go through before sampling.
         history: On the last stage, if a penalty needs it: ids by position, on the device.
         failure: Why this request has failed by itself; told with its next sampled id.
     """
@@ -47,6 +48,7 @@ class Request:
     table: PageTable
     tokens: torch.Tensor | None = None
     computed: int = 0
+    processors: Any = None
     history: torch.Tensor | None = None
     failure: str | None = None
 
@@ -229,7 +231,9 @@ class StageHost:
             if not 0 <= int(request.tokens.min()) <= int(request.tokens.max()) < vocab:
                 request.failure = f"token ids must lie in 0-{vocab - 1}"
                 request.tokens.clamp_(0, vocab - 1)
-        if self.is_last and entry.sampling.repetition_penalty != 1.0:
+        if self.is_last:
+            request.processors = processors(entry.sampling, entry.prompt_len)
+        if self.is_last and needs_history(entry.sampling):
             if request.tokens is None:
                 raise ProtocolError(f"request {entry.rid} has a penalty, but no ids came to the last stage")
             request.history = torch.zeros(request.table.capacity + 1, dtype=torch.int64, device=self.device)
@@ -361,7 +365,7 @@ class StageHost:
         for segment in segments:
             request, end = self._requests[segment.rid], segment.start + segment.length
             history = None if request.history is None else request.history[:end]
-            rows.append(SampleRow(request.sampling, end - request.prompt_len, history))
+            rows.append(SampleRow(request.sampling, request.processors, end - request.prompt_len, history))
         ids, broken = sample(logits, rows)
         for index, segment in enumerate(segments):
             request, end = self._requests[segment.rid], segment.start + segment.length

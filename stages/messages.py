@@ -20,6 +20,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         top_p: Keep the smallest set of tokens whose probability reaches this.
         min_p: Keep tokens of at least this share of the most likely one's probability.
         repetition_penalty: Above 1 discourages tokens of the prompt and the output.
+        presence_penalty: Subtracted from the logit of every token that the output has.
+        frequency_penalty: Subtracted from a token's logit as often as the output has it.
+        logit_bias: (token id, what is added to its logit), each id once.
         seed: Seed of this request; randomness depends on it and on the output position alone.
     """
 
@@ -28,6 +31,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
 
 

@@ -15,6 +15,7 @@ from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -28,11 +29,13 @@ class SampleRow(NamedTuple):
 
     Attributes:
         params: The request's parameters.
+        processors: Theirs, from ``processors``; made once for each request, for some copy to the device at first use.
         position: 0-based position of the token in the request's output.
-        history: (n,) int64 ids of the prompt and the output so far, where a penalty needs them.
+        history: (n,) int64 ids of the prompt and the output so far, where ``needs_history``.
     """
 
     params: SamplingParams
+    processors: LogitsProcessorList
     position: int
     history: torch.Tensor | None = None
 
@@ -43,11 +46,35 @@ def uniform(seed: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def processors(params: SamplingParams) -> LogitsProcessorList:
-    """transformers' processors for ``params``, in the order in which its ``generate`` applies them."""
+class OutputPenalty:
+    """Presence and frequency penalty over the output's tokens, which transformers lacks; defined as in vLLM."""
+
+    def __init__(self, prompt_len: int, presence: float, frequency: float) -> None:
+        self.prompt_len, self.presence, self.frequency = prompt_len, presence, frequency
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        output = input_ids[:, self.prompt_len :]
+        counts = torch.zeros_like(scores).scatter_add_(1, output, torch.ones_like(output, dtype=scores.dtype))
+        return scores - self.frequency * counts - self.presence * (counts > 0)
+
+
+def needs_history(params: SamplingParams) -> bool:
+    """Whether a processor looks at the ids so far."""
+    return params.repetition_penalty != 1.0 or bool(params.presence_penalty or params.frequency_penalty)
+
+
+def processors(params: SamplingParams, prompt_len: int) -> LogitsProcessorList:
+    """transformers' processors for ``params``, in the order in which its ``generate`` applies them.
+
+    The penalties that it lacks follow its repetition penalty, as in vLLM.
+    """
     chain = LogitsProcessorList()
+    if params.logit_bias:
+        chain.append(SequenceBiasLogitsProcessor({(token,): bias for token, bias in params.logit_bias}))
     if params.repetition_penalty != 1.0:
         chain.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.presence_penalty or params.frequency_penalty:
+        chain.append(OutputPenalty(prompt_len, params.presence_penalty, params.frequency_penalty))
     if params.temperature > 0:
         if params.temperature != 1.0:
             chain.append(TemperatureLogitsWarper(params.temperature))
@@ -73,7 +100,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[torch.Tenso
     best = scores.max(dim=-1)
     ids, broken = best.indices, ~torch.isfinite(best.values)
     for index, row in enumerate(rows):
-        if row.params.temperature > 0 or row.history is not None:
+        if row.params.temperature > 0 or row.processors:
             ids[index] = _sample_one(scores[index : index + 1], row)
     return ids, broken
 
@@ -81,7 +108,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[torch.Tenso
 def _sample_one(scores: torch.Tensor, row: SampleRow) -> torch.Tensor:
     """The id for one row of scores (1, vocab), as a tensor of no dimensions."""
     history = scores.new_empty(1, 0, dtype=torch.int64) if row.history is None else row.history[None]
-    scores = processors(row.params)(history, scores)[0]
+    scores = row.processors(history, scores)[0]
     if row.params.temperature <= 0:
         return scores.argmax()
     cumulative = torch.softmax(scores.double(), dim=-1).cumsum(dim=-1)

@@ -15,9 +15,12 @@ from actorpp.stages.messages import SamplingParams
 MAX_PROMPT_CHARS = 16_000_000  # of text or chat content; more than a million tokens
 MAX_PROMPT_TOKENS = 4_000_000
 MAX_MESSAGES = 4096
+MAX_LOGIT_BIAS = 1024
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +31,9 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         prompt_tokens: Token ids.
         messages: A chat, through the model's template.
         max_tokens: Tokens to generate at most; 16 unless given.
-        temperature, top_k, top_p, min_p, repetition_penalty, seed: As in SamplingParams; greedy unless given.
+        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed: As in
+            SamplingParams; greedy unless given.
+        logit_bias: What is added to the logits of some token ids.
         ignore_eos: Go on past end-of-sequence tokens.
     """
 
@@ -41,6 +46,9 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     min_p: Unit = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIAS)] = {}
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     ignore_eos: bool = False
 
@@ -54,6 +62,9 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
                 top_p=self.top_p,
                 min_p=self.min_p,
                 repetition_penalty=self.repetition_penalty,
+                presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
+                logit_bias=tuple(sorted(self.logit_bias.items())),
             ),
             seed=self.seed,
             ignore_eos=self.ignore_eos,
@@ -65,16 +76,16 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def checked(fields: dict[str, Any], type: type[S]) -> S:
-    """``fields`` as a Struct of that type; unknown ones are ignored.
+    """``fields`` as a Struct of that type; unknown ones are ignored. Keys that are numbers may come as text.
 
     Raises:
         InvalidRequestError: A field is missing, of the wrong type or out of range.
     """
     try:
-        return msgspec.convert(fields, type)
+        return msgspec.convert(fields, type, str_keys=True)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        field = re.match(r"\.(\w+)", path) or re.search(r"required field `(\w+)`", message)
+        message, _, path = str(error).partition(" - at `")
+        field = re.search(r"\$\.(\w+)", path) or re.search(r"required field `(\w+)`", message)
         param = field[1] if field else None
         raise InvalidRequestError(f"{param or 'request'}: {message[0].lower()}{message[1:]}", param=param) from None
 

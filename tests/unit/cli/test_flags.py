@@ -104,6 +104,9 @@ REQUESTED: dict[str, tuple[str | None, Callable[[Any], Any], Any]] = {
     "top_p": ("0.8", lambda request: request.params.sampling.top_p, 0.8),
     "min_p": ("0.05", lambda request: request.params.sampling.min_p, 0.05),
     "repetition_penalty": ("1.1", lambda request: request.params.sampling.repetition_penalty, 1.1),
+    "presence_penalty": ("0.5", lambda request: request.params.sampling.presence_penalty, 0.5),
+    "frequency_penalty": ("-0.5", lambda request: request.params.sampling.frequency_penalty, -0.5),
+    "logit_bias": ("42=-1.5", lambda request: request.params.sampling.logit_bias, ((42, -1.5),)),
     "seed": ("11", lambda request: request.params.seed, 11),
 }
 SEEN_ELSEWHERE = {"prompt", "prompt_file", "prompt_tokens_file", "chat", "json", "trace", "config", *SERVER_FLAGS}
@@ -192,6 +195,8 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["--stagez", "2"], ["--stagez"]),
     (["--top-p", "2"], ["top_p", "<= 1"]),
     (["--max-tokens", "0"], ["max_tokens", ">= 1"]),
+    (["--logit-bias", "5"], ["--logit-bias 5", "ID=BIAS"]),
+    (["--logit-bias", "5=1", "--logit-bias", "6=101"], ["logit_bias", "<= 100"]),
     (["--prompt-file", "none.txt"], ["--prompt", "exclude"]),
     (["--port", "80"], ["--port", "without a prompt"]),
     (["--config", "none.yaml"], ["none.yaml", "No such file"]),

@@ -23,15 +23,21 @@ def test_defaults_are_greedy_and_sixteen_tokens() -> None:
 def test_every_field_reaches_the_engine() -> None:
     fields = {
         "max_tokens": 3, "temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2,
-        "seed": 5, "ignore_eos": True,
+        "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {7: 1.5, 3: -100.0}, "seed": 5,
+        "ignore_eos": True,
     }  # fmt: skip
     params = parse_request(ONE | fields).params(deadline_s=2.5)
-    reached = {"max_tokens": params.max_tokens, "seed": params.seed, "ignore_eos": params.ignore_eos}
-    for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
-        reached[name] = getattr(params.sampling, name)
-    assert reached == fields
+    reached = {
+        name: getattr(params.sampling if name != "seed" and hasattr(params.sampling, name) else params, name)
+        for name in fields
+    }
+    assert reached == fields | {"logit_bias": ((3, -100.0), (7, 1.5))}
     assert params.deadline_s == 2.5
     assert set(fields) | {"prompt", "prompt_tokens", "messages"} == set(CompletionRequest.__struct_fields__)
+
+
+def test_keys_of_a_logit_bias_may_be_text() -> None:
+    assert parse_request({**ONE, "logit_bias": {"5": 1}}).logit_bias == {5: 1.0}
 
 
 def test_unknown_fields_are_ignored() -> None:
@@ -61,6 +67,9 @@ def test_unknown_fields_are_ignored() -> None:
                 "top_p": (0, 1.01, float("nan")),
                 "min_p": (-0.1, 1.01, float("nan")),
                 "repetition_penalty": (0, -1, float("nan"), float("inf")),
+                "presence_penalty": (-2.1, 2.1, float("nan")),
+                "frequency_penalty": (-2.1, 2.1, "1"),
+                "logit_bias": (5, {"x": 1}, {-1: 1}, {2**31: 1}, {5: 101}, {5: "1"}, dict.fromkeys(range(1025), 1)),
                 "seed": (-1, 2**63, 1.5),
                 "ignore_eos": (1, "yes"),
             }.items()

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from actorpp.errors import ConfigError, ProtocolError
 from actorpp.stages.host import StageHost
@@ -130,46 +129,6 @@ def test_retire_and_reset_forget_requests(untied: Path) -> None:
     host.reset()
     assert host.num_requests == 0
     chain.admit(1, IDS, range(4))
-
-
-SAMPLED = SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=11)
-
-
-def _sampled(path: Path, stages: int, sampling: SamplingParams, count: int = 12) -> list[int]:
-    chain = Chain(path, stages, page_size=16)
-    chain.admit(1, IDS, range(8), sampling)
-    chain.prefill(1, 60, 25)
-    return chain.decode(1, 60, count)
-
-
-def test_seeded_sampling_is_the_same_for_every_number_of_stages_and_after_a_replay(tied: Path) -> None:
-    whole = _sampled(tied, 1, SAMPLED)
-    assert all(_sampled(tied, stages, SAMPLED) == whole for stages in (2, 4))
-    assert _sampled(tied, 1, SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=12)) != whole
-    chain = Chain(tied, 2, page_size=16)
-    chain.admit(1, [*IDS, *whole[:5]], range(8), SAMPLED, prompt_len=60)
-    chain.step(Segment(1, 0, 65, None, True))
-    assert chain.decode(1, 65, 7) == whole[5:]
-
-
-def test_repetition_penalty_follows_transformers_over_prompt_and_output(tied: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(tied)
-    out = model.generate(
-        torch.tensor([IDS]),
-        attention_mask=torch.ones(1, 60, dtype=torch.int64),
-        max_new_tokens=12,
-        do_sample=False,
-        repetition_penalty=1.7,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    expected = out[0, 60:].tolist()
-    assert _sampled(tied, 3, SamplingParams(repetition_penalty=1.7)) == expected
-    assert _sampled(tied, 3, SamplingParams()) != expected
-    chain = Chain(tied, 2, page_size=16)
-    chain.admit(1, [*IDS, *expected[:5]], range(8), SamplingParams(repetition_penalty=1.7), prompt_len=60)
-    chain.step(Segment(1, 0, 65, None, True))
-    assert chain.decode(1, 65, 7) == expected[5:]
 
 
 def test_penalty_without_ids_is_a_protocol_error(untied: Path) -> None:
