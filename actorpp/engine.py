@@ -24,7 +24,7 @@ from actorpp.config import EngineConfig
 from actorpp.coordinator.coordinator import Abort, Coordinator, EpochFailed, Submit
 from actorpp.coordinator.policy import FixedChunks
 from actorpp.coordinator.ports import ProcessPorts
-from actorpp.coordinator.request import Request
+from actorpp.coordinator.request import Request, StopText
 from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
 from actorpp.coordinator.stage_group import Ports, StageGroup
 from actorpp.errors import ConfigError, ContextLengthExceededError, InvalidRequestError, StageFailedError
@@ -194,8 +194,11 @@ class Engine:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt_ids: Sequence[int], params: GenerationParams) -> Handle:
+    def submit(self, prompt_ids: Sequence[int], params: GenerationParams, stop_text: StopText | None = None) -> Handle:
         """Ask for a completion.
+
+        Args:
+            stop_text: Looks for stop strings in the output.
 
         Raises:
             InvalidRequestError: Empty prompt, ids outside the vocabulary, or more than the KV cache ever holds.
@@ -209,6 +212,7 @@ class Engine:
             raise InvalidRequestError("the prompt is empty", param="prompt")
         self._check_ids(prompt_ids, "prompt")
         self._check_ids([token for token, _ in params.sampling.logit_bias], "logit_bias")
+        self._check_ids(params.stop_token_ids, "stop_token_ids")
         if len(prompt_ids) + params.max_tokens > self.context_length:
             raise ContextLengthExceededError(
                 f"the maximum context length is {self.context_length} tokens, but the prompt has {len(prompt_ids)} "
@@ -218,6 +222,8 @@ class Engine:
         seed = params.seed
         if seed is None:
             seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)
+        stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else self.checkpoint.eos_token_ids)}
+        end_ids = tuple(sorted(stop_ids)) if params.sampling.min_tokens else ()
         handle = Handle(next(self._rids), clock=self._clock, stage_busy=self._busy, abort=self._abort)
         now = self._clock()
         request = handle.request = Request(
@@ -225,8 +231,9 @@ class Engine:
             prompt=array("i", prompt_ids).tobytes(),
             prompt_len=len(prompt_ids),
             max_tokens=params.max_tokens,
-            sampling=msgspec.structs.replace(params.sampling, seed=seed),
-            stop_ids=frozenset() if params.ignore_eos else frozenset(self.checkpoint.eos_token_ids),
+            sampling=msgspec.structs.replace(params.sampling, seed=seed, end_ids=end_ids),
+            stop_ids=frozenset(stop_ids),
+            stop_text=stop_text,
             sink=handle,
             deadline_at=None if params.deadline_s is None else now + params.deadline_s,
         )

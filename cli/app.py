@@ -18,8 +18,9 @@ app = typer.Typer(
 )
 
 REQUEST_FLAGS = (
-    "chat", "max_tokens", "ignore_eos", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "logit_bias",
+    "chat", "max_tokens", "ignore_eos", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output",
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias",
 )  # fmt: skip
 SERVER_FLAGS = ("host", "port", "insecure_bind")
 
@@ -52,6 +53,10 @@ def run(
     chat: o.Chat = False,
     max_tokens: o.MaxTokens = None,
     ignore_eos: o.IgnoreEos = False,
+    min_tokens: o.MinTokens = None,
+    stop: o.Stop = None,
+    stop_token_ids: o.StopTokenIds = None,
+    include_stop_str_in_output: o.IncludeStop = False,
     temperature: o.Temperature = None,
     top_k: o.TopK = None,
     top_p: o.TopP = None,
@@ -144,6 +149,8 @@ def _request(given: dict[str, Any], seed: int | None) -> Any:
     fields["seed"] = seed
     if "logit_bias" in fields:
         fields["logit_bias"] = dict(_bias(entry) for entry in fields["logit_bias"])
+    if "stop_token_ids" in fields:
+        fields["stop_token_ids"] = [_id(entry) for entry in fields["stop_token_ids"].split(",")]
     if "prompt_tokens_file" in given:
         if "chat" in given:
             raise ConfigError("--chat needs text: --prompt or --prompt-file", param="chat")
@@ -155,6 +162,15 @@ def _request(given: dict[str, Any], seed: int | None) -> Any:
         else:
             fields["prompt"] = text
     return parse_request(fields)
+
+
+def _id(entry: str) -> int:
+    from actorpp.errors import ConfigError
+
+    try:
+        return int(entry)
+    except ValueError:
+        raise ConfigError(f"--stop-token-ids: {entry!r} is no token id", param="stop_token_ids") from None
 
 
 def _bias(entry: str) -> tuple[int, float]:

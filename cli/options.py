@@ -47,6 +47,18 @@ Chat = Annotated[
 MaxTokens = Annotated[int | None, _option("max_tokens", PROMPT, "Tokens to generate at most. [default: 16]", "N")]
 IgnoreEos = Annotated[bool, _option("ignore_eos", PROMPT, "Go on past end-of-sequence tokens, until --max-tokens.")]
 
+MinTokens = Annotated[int | None, _option("min_tokens", PROMPT, "Tokens before which nothing stops. [default: 0]", "N")]
+Stop = Annotated[
+    list[str] | None, _option("stop", PROMPT, "End before this string in the answer; may be repeated.", "TEXT")
+]
+StopTokenIds = Annotated[
+    str | None,
+    _option("stop_token_ids", PROMPT, "Ids that end the answer, like 5,17, beside end-of-sequence.", "ID,ID,..."),
+]
+IncludeStop = Annotated[
+    bool, _option("include_stop_str_in_output", PROMPT, "Leave the stop string, or stop token, in the answer's text.")
+]
+
 Temperature = Annotated[float | None, _option("temperature", SAMPLING, "0 is greedy. [default: 0]", "X")]
 TopK = Annotated[int | None, _option("top_k", SAMPLING, "Keep the K likeliest tokens; 0 keeps all. [default: 0]", "K")]
 TopP = Annotated[

@@ -232,10 +232,10 @@ class StageHost:
                 request.failure = f"token ids must lie in 0-{vocab - 1}"
                 request.tokens.clamp_(0, vocab - 1)
         if self.is_last:
-            request.processors = processors(entry.sampling, entry.prompt_len)
+            request.processors = processors(entry.sampling, entry.prompt_len, self.device)
         if self.is_last and needs_history(entry.sampling):
             if request.tokens is None:
-                raise ProtocolError(f"request {entry.rid} has a penalty, but no ids came to the last stage")
+                raise ProtocolError(f"request {entry.rid} needs its history, but no ids came to the last stage")
             request.history = torch.zeros(request.table.capacity + 1, dtype=torch.int64, device=self.device)
             request.history[: len(request.tokens)] = request.tokens
         self._requests[entry.rid] = request

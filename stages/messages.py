@@ -23,6 +23,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         presence_penalty: Subtracted from the logit of every token that the output has.
         frequency_penalty: Subtracted from a token's logit as often as the output has it.
         logit_bias: (token id, what is added to its logit), each id once.
+        min_tokens: None of ``end_ids`` is sampled as one of so many first tokens of the output.
         seed: Seed of this request; randomness depends on it and on the output position alone.
     """
 
@@ -34,6 +35,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    end_ids: tuple[int, ...] = ()
     seed: int = 0
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from transformers import (
     LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
@@ -60,10 +61,12 @@ class OutputPenalty:
 
 def needs_history(params: SamplingParams) -> bool:
     """Whether a processor looks at the ids so far."""
-    return params.repetition_penalty != 1.0 or bool(params.presence_penalty or params.frequency_penalty)
+    return bool(
+        params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty or params.min_tokens
+    )
 
 
-def processors(params: SamplingParams, prompt_len: int) -> LogitsProcessorList:
+def processors(params: SamplingParams, prompt_len: int, device: torch.device | str = "cpu") -> LogitsProcessorList:
     """transformers' processors for ``params``, in the order in which its ``generate`` applies them.
 
     The penalties that it lacks follow its repetition penalty, as in vLLM.
@@ -75,6 +78,9 @@ def processors(params: SamplingParams, prompt_len: int) -> LogitsProcessorList:
         chain.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.presence_penalty or params.frequency_penalty:
         chain.append(OutputPenalty(prompt_len, params.presence_penalty, params.frequency_penalty))
+    if params.min_tokens and params.end_ids:
+        ends = list(params.end_ids)
+        chain.append(MinNewTokensLengthLogitsProcessor(prompt_len, params.min_tokens, ends, device=str(device)))
     if params.temperature > 0:
         if params.temperature != 1.0:
             chain.append(TemperatureLogitsWarper(params.temperature))

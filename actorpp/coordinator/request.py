@@ -32,6 +32,14 @@ class RequestSink(Protocol):
     def failed(self, error: RequestError) -> None: ...
 
 
+class StopText(Protocol):
+    """Reads along with the output, for stop strings. Called on the coordinator's loop."""
+
+    def reaches_stop(self, token: int) -> bool:
+        """Take the next output id; whether the request ends with it. Raises RequestError: the request fails."""
+        ...
+
+
 class Phase(Enum):
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -44,6 +52,8 @@ class Request:
     """Coordinator state of one request. Lengths are in tokens; positions count from the start of the prompt.
 
     Attributes:
+        stop_ids: Output ids that end the request; they are delivered.
+        stop_text: Looks for stop strings, if there are any.
         issued: Prompt tokens in steps that have been sent.
         computed: Prompt tokens whose step's Output is in.
         chunks: Sizes of the prefill chunks, in order.
@@ -61,6 +71,7 @@ class Request:
     sampling: SamplingParams
     stop_ids: frozenset[int]
     sink: RequestSink
+    stop_text: StopText | None = None
     deadline_at: float | None = None
     phase: Phase = Phase.WAITING
     pages: tuple[int, ...] = ()

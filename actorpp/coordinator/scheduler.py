@@ -275,7 +275,12 @@ class Scheduler:
         if request.source is not None and request.source.seq == seq:
             request.source = None
         request.sink.tokens((token,))
-        if token in request.stop_ids:
+        try:
+            stops = request.stop_text is not None and request.stop_text.reaches_stop(token)
+        except RequestError as error:
+            self._end(request, error)
+            return
+        if stops or token in request.stop_ids:
             self._end(request, "stop")
         elif len(request.output_ids) >= request.max_tokens:
             self._end(request, "length")

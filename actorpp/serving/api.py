@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from actorpp.coordinator.request import StopText
 from actorpp.stages.messages import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -21,9 +22,10 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         max_tokens: Tokens to generate at most, at least 1. Prompt and max_tokens must fit the context together.
-        sampling: How tokens are picked. Its ``seed`` is replaced at admission by ``seed`` below.
+        sampling: How tokens are picked. The engine fills in its ``seed``, from ``seed`` below, and its ``end_ids``.
         seed: The request's seed; None asks the engine to give it one at admission.
         ignore_eos: Go on past end-of-sequence tokens until max_tokens.
+        stop_token_ids: Ids that end the request, beside end-of-sequence.
         deadline_s: Seconds from submission after which the request ends with DeadlineExceededError; None is never.
     """
 
@@ -31,6 +33,7 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams = SamplingParams()
     seed: int | None = None
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
     deadline_s: float | None = None
 
 
@@ -62,13 +65,14 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """New output ids, in order, each delivered once. An end-of-sequence id that stops the request is not among them."""
+    """New output ids, in order, each delivered once. The id that stops the request is the last of them."""
 
     ids: tuple[int, ...]
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The last event. ``stop``: end-of-sequence; ``length``: max_tokens; ``abort``: the client's own abort."""
+    """The last event. ``stop``: end-of-sequence, a stop id or a stop string; ``length``: max_tokens; ``abort``: the
+    client's own abort."""
 
     reason: FinishReason
     metrics: RequestMetrics
@@ -156,8 +160,13 @@ class EngineLike(Protocol):
     @property
     def num_stages(self) -> int: ...
 
-    def submit(self, prompt_ids: Sequence[int], params: GenerationParams) -> RequestHandle:
+    def submit(
+        self, prompt_ids: Sequence[int], params: GenerationParams, stop_text: StopText | None = None
+    ) -> RequestHandle:
         """Ask for a completion.
+
+        Args:
+            stop_text: Looks for stop strings in the output.
 
         Raises:
             InvalidRequestError: Empty prompt, ids outside the vocabulary, or more than can ever be served.

@@ -25,7 +25,8 @@ from actorpp.serving.api import (
     Tokens,
 )
 from actorpp.serving.request import CompletionRequest
-from actorpp.serving.tokenizer import IncrementalDecoder, TextCodec
+from actorpp.serving.stopping import OutputText
+from actorpp.serving.tokenizer import TextCodec
 
 # Texts that are tokenised at once; more wait their turn, so that many long texts leave cores to the stages.
 TOKENIZER_THREADS = 2
@@ -34,29 +35,37 @@ T = TypeVar("T")
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """New output. ``text`` may lag behind ``ids`` while a character is not complete; the last delta has the rest."""
+    """New output. ``text`` may lag behind ``ids`` while a character is not complete, or what there is could become a
+    stop string; the last delta has the rest."""
 
     ids: tuple[int, ...]
     text: str
 
 
 class CompletionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer. ``text`` leaves special tokens out; ``token_ids`` has every delivered id."""
+    """The whole answer. ``text`` leaves special tokens out; ``token_ids`` has every delivered id.
+
+    ``stop_reason`` is the stop string or stop id that ended it, and None for end-of-sequence.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     prompt_tokens: int
     finish_reason: FinishReason
+    stop_reason: str | int | None
     metrics: RequestMetrics
 
 
 class Completion:
     """A request that the engine has accepted. Iterate it once, to the end, or call ``abort``."""
 
-    def __init__(self, handle: RequestHandle, prompt_tokens: int, decoder: IncrementalDecoder | None) -> None:
+    def __init__(
+        self, handle: RequestHandle, prompt_tokens: int, text: OutputText | None, stop_token_ids: frozenset[int]
+    ) -> None:
         self.prompt_tokens = prompt_tokens
         self._handle = handle
-        self._decoder = decoder
+        self._text = text
+        self._stop_token_ids = stop_token_ids
 
     def abort(self) -> None:
         """End it early; safe at any time and any number of times. The result then says ``abort``."""
@@ -76,25 +85,35 @@ class Completion:
                     case Progress():
                         yield event
                     case Tokens(new):
-                        text = self._decoder.push(new) if self._decoder else ""
+                        text = "".join(self._text.push(token) for token in new) if self._text else ""
                         ids += new
                         pieces.append(text)
                         yield Delta(new, text)
                     case Finished(reason, metrics):
                         ended = True
-                        if self._decoder and (rest := self._decoder.finish()):
+                        if self._text and (rest := self._text.finish()):
                             pieces.append(rest)
                             yield Delta((), rest)
+                        reason, stopped_by = self._stopped_by(reason, ids)
                         yield CompletionResult(
                             text="".join(pieces),
                             token_ids=tuple(ids),
                             prompt_tokens=self.prompt_tokens,
                             finish_reason=reason,
+                            stop_reason=stopped_by,
                             metrics=metrics,
                         )
         finally:
             if not ended:
                 self._handle.abort()
+
+    def _stopped_by(self, reason: FinishReason, ids: list[int]) -> tuple[FinishReason, str | int | None]:
+        """Why it ended. What was undecided until the end may have held a stop string, unknown to the engine."""
+        if self._text is not None and self._text.found is not None:
+            return "stop", self._text.found
+        if reason == "stop" and ids[-1] in self._stop_token_ids:
+            return reason, ids[-1]
+        return reason, None
 
 
 class Gateway:
@@ -161,8 +180,23 @@ class Gateway:
             deadline_s -= asyncio.get_running_loop().time() - started
             if deadline_s <= 0:
                 raise DeadlineExceededError("the deadline passed while the prompt was tokenised", param="deadline_ms")
-        handle = self.engine.submit(prompt_ids, request.params(deadline_s))
-        return Completion(handle, len(prompt_ids), IncrementalDecoder(self._codec) if self._codec else None)
+        if request.stop_strings and self._codec is None:
+            raise InvalidRequestError("the model has no tokenizer: give stop_token_ids", param="stop")
+        # Two readers of the same text: the coordinator's ends the request, the client's may lag behind it.
+        stop_text = self._output_text(request) if request.stop_strings else None
+        handle = self.engine.submit(prompt_ids, request.params(deadline_s), stop_text)
+        return Completion(handle, len(prompt_ids), self._output_text(request), frozenset(request.stop_token_ids))
+
+    def _output_text(self, request: CompletionRequest) -> OutputText | None:
+        if self._codec is None:
+            return None
+        return OutputText(
+            self._codec,
+            request.stop_strings,
+            frozenset(request.stop_token_ids),
+            min_tokens=request.min_tokens,
+            include=request.include_stop_str_in_output,
+        )
 
     async def _prompt_ids(self, request: CompletionRequest) -> list[int]:
         if request.prompt_tokens is not None:

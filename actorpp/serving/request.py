@@ -16,10 +16,14 @@ MAX_PROMPT_CHARS = 16_000_000  # of text or chat content; more than a million to
 MAX_PROMPT_TOKENS = 4_000_000
 MAX_MESSAGES = 4096
 MAX_LOGIT_BIAS = 1024
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_IDS = 128
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
@@ -34,6 +38,10 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed: As in
             SamplingParams; greedy unless given.
         logit_bias: What is added to the logits of some token ids.
+        min_tokens: Tokens before which nothing stops the output.
+        stop: A string, or several, that end the output; the text ends before the first of them.
+        stop_token_ids: Ids that end the output, beside end-of-sequence.
+        include_stop_str_in_output: Leave the stop string, or the stop token's text, in the text.
         ignore_eos: Go on past end-of-sequence tokens.
     """
 
@@ -50,7 +58,16 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: Penalty = 0.0
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIAS)] = {}
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] = []
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] = []
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """``stop``, however it was given."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def params(self, deadline_s: float | None = None) -> GenerationParams:
         """The same for the engine, which sees token ids only."""
@@ -65,9 +82,11 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
                 presence_penalty=self.presence_penalty,
                 frequency_penalty=self.frequency_penalty,
                 logit_bias=tuple(sorted(self.logit_bias.items())),
+                min_tokens=self.min_tokens,
             ),
             seed=self.seed,
             ignore_eos=self.ignore_eos,
+            stop_token_ids=tuple(self.stop_token_ids),
             deadline_s=deadline_s,
         )
 
@@ -102,6 +121,11 @@ def parse_request(fields: dict[str, Any]) -> CompletionRequest:
         raise InvalidRequestError(
             f"give exactly one of prompt, prompt_tokens and messages, not {' and '.join(given) or 'none'}",
             param=given[1] if given else "prompt",
+        )
+    if request.min_tokens > request.max_tokens:
+        raise InvalidRequestError(
+            f"min_tokens: {request.min_tokens} is more than max_tokens, which is {request.max_tokens}",
+            param="min_tokens",
         )
     if request.messages is not None:
         if not all(isinstance(message.get("role"), str) for message in request.messages):

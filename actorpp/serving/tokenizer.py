@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from actorpp.errors import CheckpointError, InvalidRequestError
+from actorpp.errors import CheckpointError, InvalidRequestError, RequestError
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -86,9 +86,12 @@ class IncrementalDecoder:
         self._length = 0  # characters given out
 
     def push(self, ids: tuple[int, ...]) -> str:
-        """Take the next ids; returns the text that is now certain."""
+        """Take the next ids; returns the text that is now certain. Raises RequestError when there is none for them."""
         self._ids.extend(ids)
-        text = "".join(self._stream.step(self._codec.tokenizer, token) or "" for token in ids)
+        try:
+            text = "".join(self._stream.step(self._codec.tokenizer, token) or "" for token in ids)
+        except Exception as error:  # tokenizers raises bare Exception
+            raise RequestError(f"the output cannot be decoded: {error}") from None
         self._length += len(text)
         return text
 

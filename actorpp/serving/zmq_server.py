@@ -242,6 +242,7 @@ class ZmqServer:
             reply.status = "end"
             body["prompt_tokens"] = job.result.prompt_tokens
             body["finish_reason"] = job.result.finish_reason
+            body["stop_reason"] = job.result.stop_reason
             body["metrics"] = msgspec.to_builtins(job.result.metrics)
         elif not ids:  # what was delivered before an error is told first
             raise job.error or AbortedError("the request was aborted")

@@ -35,7 +35,7 @@ def test_the_main_job_on_the_default_model(tmp_path: Path, environment: dict[str
     flags = ["--stages", "4", "--prompt-tokens-file", str(tokens), "--max-tokens", "8", "--json", "--ignore-eos"]
     with running("run", *flags, "--trace", str(trace), environment=environment) as command:
         answer = result_of(command)
-    assert set(answer) == {"text", "token_ids", "prompt_tokens", "finish_reason", "metrics"}
+    assert set(answer) == {"text", "token_ids", "prompt_tokens", "finish_reason", "stop_reason", "metrics"}
     assert answer["prompt_tokens"] == 8000
     assert answer["finish_reason"] == "length"
     assert isinstance(answer["token_ids"], list)

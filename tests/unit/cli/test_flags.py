@@ -99,6 +99,9 @@ ENGINE_FLAGS: dict[str, tuple[str | None, Any]] = {
 REQUESTED: dict[str, tuple[str | None, Callable[[Any], Any], Any]] = {
     "max_tokens": ("2", lambda request: request.params.max_tokens, 2),
     "ignore_eos": (None, lambda request: request.params.ignore_eos, True),
+    "min_tokens": ("1", lambda request: request.params.sampling.min_tokens, 1),
+    "stop": ("xyz", lambda request: request.stop_text is not None, True),
+    "stop_token_ids": ("8,11", lambda request: request.params.stop_token_ids, (8, 11)),
     "temperature": ("0.7", lambda request: request.params.sampling.temperature, 0.7),
     "top_k": ("9", lambda request: request.params.sampling.top_k, 9),
     "top_p": ("0.8", lambda request: request.params.sampling.top_p, 0.8),
@@ -109,7 +112,10 @@ REQUESTED: dict[str, tuple[str | None, Callable[[Any], Any], Any]] = {
     "logit_bias": ("42=-1.5", lambda request: request.params.sampling.logit_bias, ((42, -1.5),)),
     "seed": ("11", lambda request: request.params.seed, 11),
 }
-SEEN_ELSEWHERE = {"prompt", "prompt_file", "prompt_tokens_file", "chat", "json", "trace", "config", *SERVER_FLAGS}
+SEEN_ELSEWHERE = {
+    "prompt", "prompt_file", "prompt_tokens_file", "chat", "include_stop_str_in_output", "json", "trace", "config",
+    *SERVER_FLAGS,
+}  # fmt: skip
 
 
 def spellings(field: str) -> list[str]:
@@ -140,7 +146,7 @@ def test_no_flag_is_left_out_of_these_tests() -> None:
     names = {parameter.name for parameter in run.params} - {"help"}
     assert names == set(ENGINE_FLAGS) | set(REQUESTED) | SEEN_ELSEWHERE
     assert set(EngineConfig.model_fields) == set(ENGINE_FLAGS) | set(SERVER_FLAGS)
-    assert set(REQUEST_FLAGS) == set(REQUESTED) - {"seed"} | {"chat"}
+    assert set(REQUEST_FLAGS) == set(REQUESTED) - {"seed"} | {"chat", "include_stop_str_in_output"}
 
 
 def test_prompt_sources(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +166,15 @@ def test_prompt_sources(command: Command, tmp_path: Path, monkeypatch: pytest.Mo
     assert command("--prompt", text, "--chat") == 0
     assert len(command.request.prompt_ids) > len(expected)
     assert command.request.prompt_ids[-1] == expected[-1]  # the template ends in a newline too
+
+
+def test_a_stop_string_is_in_the_output_only_when_asked(command: Command) -> None:
+    assert command("--prompt", "x") == 0
+    assert command.out == "#$%\n"
+    assert command("--prompt", "x", "--stop", "%", "--stop", "$") == 0
+    assert command.out == "#\n"
+    assert command("--prompt", "x", "--stop", "$", "--include-stop-str-in-output") == 0
+    assert command.out == "#$\n"
 
 
 def test_an_empty_prompt_is_a_prompt(command: Command) -> None:
@@ -195,6 +210,9 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["--stagez", "2"], ["--stagez"]),
     (["--top-p", "2"], ["top_p", "<= 1"]),
     (["--max-tokens", "0"], ["max_tokens", ">= 1"]),
+    (["--min-tokens", "17"], ["min_tokens", "17", "16"]),
+    (["--stop", ""], ["stop", "length >= 1"]),
+    (["--stop-token-ids", "5,x"], ["--stop-token-ids", "'x'"]),
     (["--logit-bias", "5"], ["--logit-bias 5", "ID=BIAS"]),
     (["--logit-bias", "5=1", "--logit-bias", "6=101"], ["logit_bias", "<= 100"]),
     (["--prompt-file", "none.txt"], ["--prompt", "exclude"]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,6 +50,53 @@ def test_a_stop_id_is_delivered_and_ends_the_request() -> None:
     Pipe(s).drain()
     assert recorder(r).ids == [token_at(1, 10 + i) for i in range(4)]
     assert recorder(r).end == "stop"
+    assert s.pool.used_pages == 0
+
+
+@dataclass
+class StopAt:
+    """Stands for a stop string that the ``count``-th id completes; or for text that cannot be decoded."""
+
+    count: int
+    error: RequestError | None = None
+    seen: list[int] = field(default_factory=list)
+
+    def reaches_stop(self, token: int) -> bool:
+        self.seen.append(token)
+        if len(self.seen) == self.count and self.error is not None:
+            raise self.error
+        return len(self.seen) == self.count
+
+
+def test_a_stop_string_ends_the_request_and_nothing_after_it_is_delivered() -> None:
+    s = scheduler(stages=3, depth=4)
+    r = request(1, 10, max_tokens=50)
+    r.stop_text = watch = StopAt(4)
+    s.submit(r)
+    Pipe(s).drain()
+    assert recorder(r).ids == watch.seen == [token_at(1, 10 + i) for i in range(4)]
+    assert recorder(r).end == "stop"
+    assert s.pool.used_pages == 0
+
+
+def test_a_stop_string_in_the_last_token_goes_before_the_length() -> None:
+    s = scheduler()
+    r = request(1, 10, max_tokens=4)
+    r.stop_text = StopAt(4)
+    s.submit(r)
+    Pipe(s).drain()
+    assert recorder(r).end == "stop"
+
+
+def test_text_that_cannot_be_decoded_fails_its_request_alone() -> None:
+    s = scheduler()
+    bad, good = request(1, 10, max_tokens=9), request(2, 10, max_tokens=9)
+    bad.stop_text = StopAt(3, RequestError("no text"))
+    s.submit(bad)
+    s.submit(good)
+    Pipe(s).drain()
+    assert str(recorder(bad).end) == "no text"
+    assert recorder(good).end == "length"
     assert s.pool.used_pages == 0
 
 

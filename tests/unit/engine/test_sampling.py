@@ -8,6 +8,7 @@ import pytest
 
 from actorpp.errors import InvalidRequestError
 from actorpp.serving.gateway import Gateway
+from actorpp.serving.tokenizer import TextCodec
 from tests.unit.engine.support import complete, served
 
 
@@ -30,10 +31,53 @@ def test_every_sampling_parameter_reaches_the_last_stage(model: Path) -> None:
     served(model, body)
 
 
-def test_a_bias_outside_the_vocabulary_is_refused(model: Path) -> None:
+def test_a_stop_string_ends_request_text_and_ids(model: Path) -> None:
+    async def body(gateway: Gateway) -> None:
+        codec = TextCodec(model / "tokenizer.json")
+        letters = {token: 50.0 for token in codec.encode("abcdefghijklmnopqrstuvwxyz the cat and the hat")}
+        fields = {"max_tokens": 24, "ignore_eos": True, "logit_bias": letters}
+        whole = await complete(gateway, **fields)
+        assert len(whole.text) > 20
+        stop = whole.text[5:7]
+        at = whole.text.index(stop)
+        cut = next(n for n in range(25) if stop in codec.decode(list(whole.token_ids[:n])))
+        answer = await complete(gateway, **fields, stop=["no such text", stop])
+        assert (answer.text, answer.token_ids) == (whole.text[:at], whole.token_ids[:cut])
+        assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+        answer = await complete(gateway, **fields, stop=stop, include_stop_str_in_output=True)
+        assert (answer.text, answer.token_ids) == (whole.text[:at] + stop, whole.token_ids[:cut])
+
+    served(model, body)
+
+
+def test_stop_ids_wait_for_min_tokens(model: Path) -> None:
+    async def body(gateway: Gateway) -> None:
+        whole = await complete(gateway, max_tokens=24, ignore_eos=True)
+        stop = whole.token_ids[3]
+        answer = await complete(gateway, max_tokens=24, stop_token_ids=[stop])
+        assert answer.token_ids == whole.token_ids[: whole.token_ids.index(stop) + 1]
+        assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+        answer = await complete(gateway, max_tokens=24, min_tokens=10, stop_token_ids=[stop], ignore_eos=True)
+        assert stop not in answer.token_ids[:10]
+        assert len(answer.token_ids) > 10
+        forced = {"logit_bias": {2: 100.0}, "max_tokens": 9}  # end-of-sequence, as soon as it may
+        assert (await complete(gateway, **forced)).token_ids == (2,)
+        answer = await complete(gateway, min_tokens=4, **forced)
+        assert len(answer.token_ids) == 5
+        assert answer.token_ids[4] == 2
+        assert (answer.finish_reason, answer.stop_reason) == ("stop", None)
+        assert len((await complete(gateway, ignore_eos=True, **forced)).token_ids) == 9
+
+    served(model, body)
+
+
+def test_ids_outside_the_vocabulary_are_refused(model: Path) -> None:
     async def body(gateway: Gateway) -> None:
         with pytest.raises(InvalidRequestError, match="logit_bias: token ids must lie in 0-319") as caught:
             await complete(gateway, logit_bias={320: 1.0})
         assert caught.value.param == "logit_bias"
+        with pytest.raises(InvalidRequestError, match="stop_token_ids: token ids must lie in 0-319") as caught:
+            await complete(gateway, stop_token_ids=[320])
+        assert caught.value.param == "stop_token_ids"
 
     served(model, body)

@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from actorpp.config import EngineConfig
+from actorpp.coordinator.request import StopText
 from actorpp.errors import ContextLengthExceededError, InvalidRequestError, OverloadedError
 from actorpp.serving.api import (
     EngineStats,
@@ -72,8 +73,16 @@ class FakeCheckpoint:
 class FakeHandle:
     """One request: progress in chunks, then the engine's answer, a token at a time."""
 
-    def __init__(self, engine: FakeEngine, id: str, prompt_ids: Sequence[int], params: GenerationParams) -> None:
+    def __init__(
+        self,
+        engine: FakeEngine,
+        id: str,
+        prompt_ids: Sequence[int],
+        params: GenerationParams,
+        stop_text: StopText | None,
+    ) -> None:
         self.engine, self.id, self.prompt_ids, self.params = engine, id, list(prompt_ids), params
+        self.stop_text = stop_text
         self.aborted = asyncio.Event()
         self.finished = False
 
@@ -108,6 +117,9 @@ class FakeHandle:
                 yield self._end("abort", chunks)
                 return
             yield Tokens((token,))
+            if token in self.params.stop_token_ids or (self.stop_text and self.stop_text.reaches_stop(token)):
+                yield self._end("stop", chunks, index + 1)
+                return
         yield self._end("stop" if len(answer) <= len(wanted) else "length", chunks, len(wanted))
 
     async def _point(self, name: str) -> None:
@@ -185,14 +197,16 @@ class FakeEngine:
     async def __aexit__(self, *exc_info: object) -> None:
         self.closed = True
 
-    def submit(self, prompt_ids: Sequence[int], params: GenerationParams) -> FakeHandle:
+    def submit(
+        self, prompt_ids: Sequence[int], params: GenerationParams, stop_text: StopText | None = None
+    ) -> FakeHandle:
         if not all(0 <= token < 10_000 for token in prompt_ids):
             raise InvalidRequestError("ids outside the vocabulary of 10000", param="prompt_tokens")
         if len(prompt_ids) + params.max_tokens > self.context_length:
             raise ContextLengthExceededError(f"{len(prompt_ids)} over {self.context_length}")
         if len(self.running) >= self.capacity:
             raise OverloadedError("the queue is full")
-        handle = FakeHandle(self, f"r{len(self.submitted)}", prompt_ids, params)
+        handle = FakeHandle(self, f"r{len(self.submitted)}", prompt_ids, params, stop_text)
         self.submitted.append(handle)
         return handle
 

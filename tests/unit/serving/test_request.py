@@ -24,16 +24,17 @@ def test_every_field_reaches_the_engine() -> None:
     fields = {
         "max_tokens": 3, "temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2,
         "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {7: 1.5, 3: -100.0}, "seed": 5,
-        "ignore_eos": True,
+        "min_tokens": 2, "stop_token_ids": [9], "ignore_eos": True,
     }  # fmt: skip
     params = parse_request(ONE | fields).params(deadline_s=2.5)
     reached = {
         name: getattr(params.sampling if name != "seed" and hasattr(params.sampling, name) else params, name)
         for name in fields
     }
-    assert reached == fields | {"logit_bias": ((3, -100.0), (7, 1.5))}
+    assert reached == fields | {"logit_bias": ((3, -100.0), (7, 1.5)), "stop_token_ids": (9,)}
     assert params.deadline_s == 2.5
-    assert set(fields) | {"prompt", "prompt_tokens", "messages"} == set(CompletionRequest.__struct_fields__)
+    of_the_gateway = {"prompt", "prompt_tokens", "messages", "stop", "include_stop_str_in_output"}
+    assert set(fields) | of_the_gateway == set(CompletionRequest.__struct_fields__)
 
 
 def test_keys_of_a_logit_bias_may_be_text() -> None:
@@ -71,6 +72,10 @@ def test_unknown_fields_are_ignored() -> None:
                 "frequency_penalty": (-2.1, 2.1, "1"),
                 "logit_bias": (5, {"x": 1}, {-1: 1}, {2**31: 1}, {5: 101}, {5: "1"}, dict.fromkeys(range(1025), 1)),
                 "seed": (-1, 2**63, 1.5),
+                "min_tokens": (-1, 17, 1.5),
+                "stop": ("", [""], ["a"] * 17, "a" * 257, ["a" * 257], 5, [5]),
+                "stop_token_ids": ([-1], 5, [2**31], [1] * 129),
+                "include_stop_str_in_output": (1, "yes"),
                 "ignore_eos": (1, "yes"),
             }.items()
             for value in values

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorpp.errors import CheckpointError, InvalidRequestError
+from actorpp.errors import CheckpointError, InvalidRequestError, RequestError
 from actorpp.serving.tokenizer import IncrementalDecoder, TextCodec
 from tests.unit.serving.fakes import make_tokenizer
 
@@ -139,3 +139,8 @@ def test_pieces_of_any_ids_join_to_the_whole(codec: TextCodec, groups: list[list
     pieces = [decoder.push(tuple(group)) for group in groups]
     pieces.append(decoder.finish())
     assert "".join(pieces) == codec.decode([token for group in groups for token in group])
+
+
+def test_ids_that_cannot_be_decoded_are_an_error_of_their_request(codec: TextCodec) -> None:
+    with pytest.raises(RequestError, match="cannot be decoded"):
+        IncrementalDecoder(codec).push((-1,))

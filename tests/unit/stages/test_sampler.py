@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import (
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
@@ -45,6 +46,8 @@ def test_processors_come_in_transformers_order() -> None:
         presence_penalty=0.4,
         frequency_penalty=0.3,
         logit_bias=((4, 1.5), (9, -3.0)),
+        min_tokens=3,
+        end_ids=(11, 12),
     )
     logits, history = _logits(1), torch.tensor([[3, 5, 5, 7]])
     expected = logits
@@ -52,6 +55,7 @@ def test_processors_come_in_transformers_order() -> None:
         SequenceBiasLogitsProcessor([[[4], 1.5], [[9], -3.0]]),
         RepetitionPenaltyLogitsProcessor(1.2),
         OutputPenalty(2, 0.4, 0.3),
+        MinNewTokensLengthLogitsProcessor(2, 3, [11, 12]),
         TemperatureLogitsWarper(0.7),
         TopKLogitsWarper(20),
         TopPLogitsWarper(0.8),
@@ -87,9 +91,10 @@ def test_a_bias_forces_and_forbids_a_token_when_greedy_too() -> None:
         (SamplingParams(repetition_penalty=1.1), True),
         (SamplingParams(presence_penalty=0.1), True),
         (SamplingParams(frequency_penalty=-0.1), True),
+        (SamplingParams(min_tokens=1), True),
     ],
 )
-def test_history_is_kept_only_for_penalties(params: SamplingParams, needed: bool) -> None:
+def test_history_is_kept_only_where_it_is_read(params: SamplingParams, needed: bool) -> None:
     assert needs_history(params) is needed
 
 
