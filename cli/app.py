@@ -20,8 +20,9 @@ app = typer.Typer(
 REQUEST_FLAGS = (
     "chat", "max_tokens", "ignore_eos", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output",
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "logit_bias",
+    "logit_bias", "logprobs", "prompt_logprobs",
 )  # fmt: skip
+PROMPT_FLAGS = ("prompt", "prompt_file", "prompt_tokens_file")
 SERVER_FLAGS = ("host", "port", "insecure_bind")
 
 
@@ -66,6 +67,8 @@ def run(
     frequency_penalty: o.FrequencyPenalty = None,
     logit_bias: o.LogitBias = None,
     seed: o.Seed = None,
+    logprobs: o.LogProbs = None,
+    prompt_logprobs: o.PromptLogProbs = None,
     json: o.Json = False,
     trace: o.Trace = None,
     log_level: o.LogLevel = None,
@@ -123,11 +126,14 @@ def _run(given: dict[str, Any]) -> int:
     config = EngineConfig.load(
         given.get("config"), **{name: value for name, value in given.items() if name in EngineConfig.model_fields}
     )
-    has_prompt = any(name.startswith("prompt") for name in given)
+    has_prompt = any(name in given for name in PROMPT_FLAGS)
     for name in SERVER_FLAGS if has_prompt else REQUEST_FLAGS:
         if name in given:
             why = "only without a prompt: nothing is served" if has_prompt else "only with a prompt"
             raise ConfigError(f"{flag_of(name)} works {why}", param=name)
+    for name in ("logprobs", "prompt_logprobs"):
+        if name in given and "json" not in given:
+            raise ConfigError(f"{flag_of(name)} needs --json", param=name)
     trace: Path | None = given.get("trace")
     if trace is not None and not trace.parent.is_dir():
         raise ConfigError(f"--trace {trace}: no such folder {trace.parent}", param="trace")
@@ -142,7 +148,7 @@ def _request(given: dict[str, Any], seed: int | None) -> Any:
     from actorpp.errors import ConfigError
     from actorpp.serving.request import parse_request
 
-    sources = [f"--{name.replace('_', '-')}" for name in given if name.startswith("prompt")]
+    sources = [f"--{name.replace('_', '-')}" for name in PROMPT_FLAGS if name in given]
     if len(sources) > 1:
         raise ConfigError(f"{' and '.join(sources)} exclude each other", param="prompt")
     fields: dict[str, Any] = {name: given[name] for name in REQUEST_FLAGS if name in given and name != "chat"}

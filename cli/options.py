@@ -84,6 +84,13 @@ LogitBias = Annotated[
 ]
 Seed = Annotated[int | None, _engine("seed", SAMPLING, "N")]
 
+LogProbs = Annotated[
+    int | None,
+    _option("logprobs", OUTPUT, "With --json: each token's log-probability, and those of the K likeliest.", "K"),
+]
+PromptLogProbs = Annotated[
+    int | None, _option("prompt_logprobs", OUTPUT, "The same for the prompt's tokens, with --json.", "K")
+]
 Json = Annotated[bool, _option("json", OUTPUT, "Print one JSON object on stdout and nothing else there.")]
 Trace = Annotated[
     Path | None, _option("trace", OUTPUT, "Write every stage's spans as Chrome trace JSON when done.", "FILE")

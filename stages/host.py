@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,36 +21,16 @@ from actorpp.errors import CheckpointError, ConfigError, ProtocolError
 from actorpp.stages.attention import choose_backend
 from actorpp.stages.kv import KVArena, PageTable
 from actorpp.stages.loader import LoadedModel, load_stage_model
+from actorpp.stages.logprobs import TokenLogprobs, output_logprobs, prompt_logprobs, prompt_rows
 from actorpp.stages.memory import kv_bytes_available
-from actorpp.stages.messages import Admit, FromOutput, Output, SamplingParams, Segment, Step
+from actorpp.stages.messages import Admit, FromOutput, Logprobs, Output, Segment, Step
 from actorpp.stages.packed import PackedCache, ProbeCache, pack
+from actorpp.stages.request import Request
 from actorpp.stages.sampler import SampleRow, needs_history, processors, sample
 from actorpp.stages.spec import StageSpec
 from actorpp.stages.streams import Streams
 
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass
-class Request:
-    """One admitted request as a stage knows it.
-
-    Attributes:
-        tokens: (n,) int64 ids that came with the Admit, on the first and last stage.
-        computed: Tokens whose keys and values are in the arena.
-        processors: On the last stage: what its logits go through before sampling.
-        history: On the last stage, if a penalty needs it: ids by position, on the device.
-        failure: Why this request has failed by itself; told with its next sampled id.
-    """
-
-    prompt_len: int
-    sampling: SamplingParams
-    table: PageTable
-    tokens: torch.Tensor | None = None
-    computed: int = 0
-    processors: Any = None
-    history: torch.Tensor | None = None
-    failure: str | None = None
 
 
 @dataclass
@@ -64,7 +44,9 @@ class Launched:
         sampled: (2, R) int64 on the device: ids, and whether their logits were broken; None if nothing was sampled.
         rids: Request of each of the R ids.
         failures: Requests that had failed before this step's sampling, with the reason.
+        wanted: Log-probabilities of the sampled ids, and of prompt tokens, on the device; None where nobody asked.
         mark: What ``Streams.finish`` returned for this step.
+        logprobs, prompt_logprobs: As in Output; filled in by ``fetch``.
     """
 
     hidden: torch.Tensor | None
@@ -73,7 +55,10 @@ class Launched:
     sampled: torch.Tensor | None
     rids: tuple[int, ...]
     failures: dict[int, str]
+    wanted: tuple[TokenLogprobs | None, TokenLogprobs | None]
     mark: Any
+    logprobs: dict[int, Logprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
 
     @property
     def on_host(self) -> bool:
@@ -233,9 +218,10 @@ class StageHost:
                 request.tokens.clamp_(0, vocab - 1)
         if self.is_last:
             request.processors = processors(entry.sampling, entry.prompt_len, self.device)
-        if self.is_last and needs_history(entry.sampling):
-            if request.tokens is None:
-                raise ProtocolError(f"request {entry.rid} needs its history, but no ids came to the last stage")
+        reads_tokens = needs_history(entry.sampling) or entry.sampling.prompt_logprobs is not None
+        if self.is_last and reads_tokens and request.tokens is None:
+            raise ProtocolError(f"request {entry.rid} needs its prompt, but no ids came to the last stage")
+        if self.is_last and needs_history(entry.sampling) and request.tokens is not None:
             request.history = torch.zeros(request.table.capacity + 1, dtype=torch.int64, device=self.device)
             request.history[: len(request.tokens)] = request.tokens
         self._requests[entry.rid] = request
@@ -269,8 +255,13 @@ class StageHost:
             if hidden is not None:
                 self._streams.hold(hidden)
                 hidden = hidden.to(self.device, self.dtype, non_blocking=True)
-            out = self._forward(ids, hidden, positions, cache, _sampling_rows(step) if self.is_last else None)
-            sampled = self._sample(sampling, out) if sampling else None
+            rows = [*_sampling_rows(step), *prompt_rows(step, self._requests)] if self.is_last else None
+            out = self._forward(ids, hidden, positions, cache, rows)
+            sampled = self._sample(sampling, out[: len(sampling)]) if sampling else None
+            wanted = (
+                output_logprobs(sampling, self._requests, out, sampled[0]) if sampled is not None else None,
+                prompt_logprobs(step, self._requests, out[len(sampling) :]) if rows else None,
+            )
             mark = self._streams.finish(begun)
         return Launched(
             hidden=None if self.is_last else out,
@@ -278,12 +269,13 @@ class StageHost:
             end=time.monotonic(),
             sampled=sampled,
             rids=tuple(segment.rid for segment in sampling),
+            wanted=wanted,
             failures={s.rid: why for s in sampling if (why := self._requests[s.rid].failure)},
             mark=mark,
         )
 
     def fetch(self, launched: Launched) -> tuple[tuple[int, ...], dict[int, str]]:
-        """Wait for a step's sampled ids.
+        """Wait for a step's sampled ids and log-probabilities.
 
         Returns:
             The ids of its sampling segments in order, and for requests whose own computation failed the reason;
@@ -297,6 +289,10 @@ class StageHost:
             for rid, bad in zip(launched.rids, broken, strict=True):
                 if bad:
                     errors.setdefault(rid, "the model's logits are not finite")
+        launched.logprobs, launched.prompt_logprobs = (
+            {} if rows is None else rows.by_request(lambda tensor: self._streams.to_host(tensor, launched.mark))
+            for rows in launched.wanted
+        )
         launched.end = self._streams.end_time(launched.start, launched.end, launched.mark)
         return ids, errors
 

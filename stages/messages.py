@@ -24,6 +24,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         frequency_penalty: Subtracted from a token's logit as often as the output has it.
         logit_bias: (token id, what is added to its logit), each id once.
         min_tokens: None of ``end_ids`` is sampled as one of so many first tokens of the output.
+        logprobs: Alternatives wanted with each output token's log-probability; None asks for no log-probabilities.
+        prompt_logprobs: The same for the prompt's tokens behind the first.
         seed: Seed of this request; randomness depends on it and on the output position alone.
     """
 
@@ -37,6 +39,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
     end_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int = 0
 
 
@@ -59,6 +63,10 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     length: int
     token: int | FromOutput | None = None
     sample: bool = False
+
+    def prompt_logprob_rows(self, prompt_len: int) -> range:
+        """Positions of the segment whose next token is one of the prompt: their logits give its log-probability."""
+        return range(self.start, max(self.start, min(self.start + self.length, prompt_len - 1)))
 
 
 class Admit(msgspec.Struct, frozen=True, tag="admit"):
@@ -132,10 +140,32 @@ class Proxy(msgspec.Struct, frozen=True, tag="proxy"):
     timings: tuple[StageTiming, ...] = ()
 
 
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at some places of one request, as little-endian arrays, row by row.
+
+    Attributes:
+        top: Alternatives of each row.
+        ids: int32 (rows, 1 + top): the token that is there, then the likeliest, best first.
+        values: float32 (rows, 1 + top), of the same tokens.
+        ranks: int32 (rows,), of the token that is there; 1 is the likeliest.
+    """
+
+    top: int
+    ids: bytes
+    values: bytes
+    ranks: bytes
+
+    @property
+    def rows(self) -> int:
+        return len(self.ranks) // 4
+
+
 class Output(msgspec.Struct, frozen=True, tag="output"):
     """Exactly one per Step: the sampled ids of its sampling segments, in order. It gives the window's credit back.
 
     ``errors`` names requests whose own computation failed in this step (rid to reason); the others are unharmed.
+    By rid, where the request asked for them: ``logprobs`` of its sampled id, ``prompt_logprobs`` of the prompt tokens
+    that follow the positions of its segment.
     """
 
     epoch: int
@@ -143,6 +173,8 @@ class Output(msgspec.Struct, frozen=True, tag="output"):
     ids: tuple[int, ...] = ()
     timings: tuple[StageTiming, ...] = ()
     errors: dict[int, str] = {}
+    logprobs: dict[int, Logprobs] = {}
+    prompt_logprobs: dict[int, Logprobs] = {}
 
 
 # --- outside the log: driver to stage, handled before data ---------------------------------------------------------

@@ -18,7 +18,18 @@ import msgspec
 from actorpp.errors import ActorDefinitionError, ProtocolError
 from actorpp.runtime import Actor, Channel, Inbox, Overflow, Request
 from actorpp.stages.links import RECEIVE_BUFFERS, SEND_BUFFERS, Links, Tensor, Work
-from actorpp.stages.messages import Admit, End, FromOutput, LogEntry, Output, Proxy, Span, StageTiming, Step
+from actorpp.stages.messages import (
+    Admit,
+    End,
+    FromOutput,
+    LogEntry,
+    Logprobs,
+    Output,
+    Proxy,
+    Span,
+    StageTiming,
+    Step,
+)
 from actorpp.stages.trace import SpanRecorder
 
 LOG_CAPACITY = 1024
@@ -38,6 +49,14 @@ class Launched(Protocol):
     def on_host(self) -> bool:
         """Whether ``fetch`` returns at once: there is no device to wait for."""
         ...
+
+    @property
+    def logprobs(self) -> dict[int, Logprobs]:
+        """As in Output, and like the next one right only after ``fetch``."""
+        ...
+
+    @property
+    def prompt_logprobs(self) -> dict[int, Logprobs]: ...
 
 
 class Host(Protocol):
@@ -247,10 +266,11 @@ class StageSession(Actor):
             began = monotonic()
             ids, errors = await self.fetch(launched)
             self.spans.add(Span("sample", step.seq, began, monotonic()))
-            output = Output(epoch=step.epoch, seq=step.seq, ids=ids, timings=timings, errors=errors)
-            self.links.send_output(output)
+            fed = Output(epoch=step.epoch, seq=step.seq, ids=ids, timings=timings, errors=errors)
+            logprobs, prompt_logprobs = launched.logprobs, launched.prompt_logprobs
+            self.links.send_output(msgspec.structs.replace(fed, logprobs=logprobs, prompt_logprobs=prompt_logprobs))
             if step.feeds:
-                self.links.feed_first(output)
+                self.links.feed_first(fed)
 
 
 def named_seqs(step: Step) -> set[int]:

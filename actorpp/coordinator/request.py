@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Literal, Protocol
 
 from actorpp.errors import RequestError
-from actorpp.stages.messages import FromOutput, SamplingParams
+from actorpp.stages.messages import FromOutput, Logprobs, SamplingParams
 
 EndReason = Literal["stop", "length", "abort"]
 
@@ -23,8 +23,12 @@ class RequestSink(Protocol):
         """``computed`` of ``total`` prompt tokens have passed the last stage."""
         ...
 
-    def tokens(self, ids: tuple[int, ...]) -> None:
-        """New output ids; each is delivered once, in order."""
+    def prompt_logprobs(self, logprobs: Logprobs) -> None:
+        """Of the next prompt tokens, if the request asked for them; the prompt's first has none."""
+        ...
+
+    def tokens(self, ids: tuple[int, ...], logprobs: Logprobs | None = None) -> None:
+        """New output ids; each is delivered once, in order. ``logprobs`` are theirs, if the request asked for them."""
         ...
 
     def ended(self, reason: EndReason) -> None: ...

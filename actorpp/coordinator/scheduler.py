@@ -17,7 +17,11 @@ from actorpp.coordinator.pages import PagePool
 from actorpp.coordinator.policy import ChunkPolicy
 from actorpp.coordinator.request import EndReason, Phase, Request
 from actorpp.errors import ConfigError, InvalidRequestError, OverloadedError, ProtocolError, RequestError
-from actorpp.stages.messages import Admit, FromOutput, LogEntry, Output, Segment, Step
+from actorpp.stages.messages import Admit, FromOutput, LogEntry, Logprobs, Output, Segment, Step
+
+# Prompt tokens of one step, of all requests, whose log-probabilities are wanted: the last stage holds a row of logits
+# for each, and its Output carries up to 21 ids and values for each.
+MAX_PROMPT_LOGPROBS = 1024
 
 
 @dataclass(frozen=True)
@@ -196,10 +200,13 @@ class Scheduler:
     def _add_prefill_segments(self, segments: list[Segment]) -> None:
         budget = self.config.max_num_batched_tokens - len(segments)
         index = len(segments)  # of the next sampling segment: all decode segments sample
-        whole = min(self.config.max_num_batched_tokens, self.config.max_prefill_tokens)
+        logprobs = MAX_PROMPT_LOGPROBS
         first = True
         for request in self._prefill_order():
+            whole = min(self.config.max_num_batched_tokens, self.config.max_prefill_tokens)
             room = min(budget, self.config.max_prefill_tokens)
+            if request.sampling.prompt_logprobs is not None:
+                whole, room = min(whole, MAX_PROMPT_LOGPROBS), min(room, logprobs)
             if not room:
                 return
             chunk = self.policy.next_chunk(
@@ -213,6 +220,7 @@ class Scheduler:
             request.issued += chunk
             request.chunks.append(chunk)
             budget -= chunk
+            logprobs -= chunk if request.sampling.prompt_logprobs is not None else 0
             if final:
                 request.phase = Phase.DECODE
                 request.slot = self._emptiest_slot()
@@ -236,7 +244,8 @@ class Scheduler:
         """Apply the Output of the oldest step in flight.
 
         Raises:
-            ProtocolError: It is of another epoch or step, or has another number of ids: the epoch is lost.
+            ProtocolError: It is of another epoch or step, or has another number of ids or log-probabilities: the epoch
+                is lost.
         """
         if output.epoch != self.epoch or not self.in_flight or output.seq != self.in_flight[0].seq:
             expected = self.in_flight[0].seq if self.in_flight else None
@@ -251,30 +260,31 @@ class Scheduler:
             self.stage_busy[stage] += timing.end - timing.start
         ids = iter(output.ids)
         for segment in step.segments:
-            self._segment_done(self.running[segment.rid], segment, step.seq, ids, output.errors.get(segment.rid))
+            self._segment_done(self.running[segment.rid], segment, output, ids)
 
-    def _segment_done(
-        self, request: Request, segment: Segment, seq: int, ids: Iterator[int], error: str | None
-    ) -> None:
+    def _segment_done(self, request: Request, segment: Segment, output: Output, ids: Iterator[int]) -> None:
         request.in_flight -= 1
         token = next(ids) if segment.sample else None
-        if error is not None:
+        logprobs, prompt_logprobs = _logprobs(request, segment, output)
+        if (error := output.errors.get(request.rid)) is not None:
             self._end(request, RequestError(error))
         if request.phase is not Phase.ENDED:
             if segment.token is None:
                 request.computed += segment.length
                 request.sink.progress(request.computed, request.prompt_len)
+            if prompt_logprobs is not None:
+                request.sink.prompt_logprobs(prompt_logprobs)
             if token is not None:
-                self._deliver(request, token, seq)
+                self._deliver(request, token, logprobs, output.seq)
         if request.phase is Phase.ENDED and not request.in_flight:
             self._release(request)
 
-    def _deliver(self, request: Request, token: int, seq: int) -> None:
+    def _deliver(self, request: Request, token: int, logprobs: Logprobs | None, seq: int) -> None:
         request.output_ids.append(token)
         self.generated_tokens += 1
         if request.source is not None and request.source.seq == seq:
             request.source = None
-        request.sink.tokens((token,))
+        request.sink.tokens((token,), logprobs)
         try:
             stops = request.stop_text is not None and request.stop_text.reaches_stop(token)
         except RequestError as error:
@@ -348,3 +358,15 @@ class Scheduler:
         fullest, emptiest = loads.index(max(loads)), loads.index(min(loads))
         if loads[fullest] - loads[emptiest] > 1:
             next(r for r in self.running.values() if r.slot == fullest).slot = emptiest
+
+
+def _logprobs(request: Request, segment: Segment, output: Output) -> tuple[Logprobs | None, Logprobs | None]:
+    """Of the sampled id, and of prompt tokens, as the request asked. Raises ProtocolError unless there are as many."""
+    params = request.sampling
+    wanted = 1 if segment.sample and params.logprobs is not None else 0
+    of_prompt = len(segment.prompt_logprob_rows(request.prompt_len)) if params.prompt_logprobs is not None else 0
+    for rows, all_rows in ((wanted, output.logprobs), (of_prompt, output.prompt_logprobs)):
+        got = all_rows[request.rid].rows if request.rid in all_rows else 0
+        if got != rows:
+            raise ProtocolError(f"step {output.seq} gave {got} log-probabilities for request {request.rid}, not {rows}")
+    return output.logprobs.get(request.rid), output.prompt_logprobs.get(request.rid)

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from actorpp.coordinator.request import StopText
+from actorpp.serving.logprobs import TokenLogprob
 from actorpp.stages.messages import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -65,9 +66,19 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """New output ids, in order, each delivered once. The id that stops the request is the last of them."""
+    """New output ids, in order, each delivered once. The id that stops the request is the last of them.
+
+    ``logprobs`` has one for each id, if the request asked for them, else none.
+    """
 
     ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True):
+    """Of the next prompt tokens, if the request asked for them. The prompt's first token has none."""
+
+    logprobs: tuple[TokenLogprob, ...]
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -78,7 +89,7 @@ class Finished(msgspec.Struct, frozen=True):
     metrics: RequestMetrics
 
 
-Event = Progress | Tokens | Finished
+Event = Progress | PromptLogprobs | Tokens | Finished
 
 
 class StageStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,16 +20,21 @@ from actorpp.serving.api import (
     Finished,
     FinishReason,
     Progress,
+    PromptLogprobs,
     RequestHandle,
     RequestMetrics,
     Tokens,
 )
+from actorpp.serving.logprobs import TokenLogprob
 from actorpp.serving.request import CompletionRequest
 from actorpp.serving.stopping import OutputText
 from actorpp.serving.tokenizer import TextCodec
 
 # Texts that are tokenised at once; more wait their turn, so that many long texts leave cores to the stages.
 TOKENIZER_THREADS = 2
+
+# Log-probabilities of one request, alternatives included: so that its answer fits one message to a client.
+MAX_LOGPROBS = 250_000
 
 T = TypeVar("T")
 
@@ -40,12 +45,14 @@ class Delta(msgspec.Struct, frozen=True):
 
     ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class CompletionResult(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The whole answer. ``text`` leaves special tokens out; ``token_ids`` has every delivered id.
 
-    ``stop_reason`` is the stop string or stop id that ended it, and None for end-of-sequence.
+    ``stop_reason`` is the stop string or stop id that ended it, and None for end-of-sequence. If they were asked for,
+    ``logprobs`` has one for each of ``token_ids``, ``prompt_logprobs`` one for each prompt token (None for the first).
     """
 
     text: str
@@ -54,18 +61,20 @@ class CompletionResult(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     stop_reason: str | int | None
     metrics: RequestMetrics
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
 
 class Completion:
     """A request that the engine has accepted. Iterate it once, to the end, or call ``abort``."""
 
     def __init__(
-        self, handle: RequestHandle, prompt_tokens: int, text: OutputText | None, stop_token_ids: frozenset[int]
+        self, request: CompletionRequest, handle: RequestHandle, prompt_tokens: int, text: OutputText | None
     ) -> None:
         self.prompt_tokens = prompt_tokens
+        self._request = request
         self._handle = handle
         self._text = text
-        self._stop_token_ids = stop_token_ids
 
     def abort(self) -> None:
         """End it early; safe at any time and any number of times. The result then says ``abort``."""
@@ -78,17 +87,22 @@ class Completion:
         """
         ids: list[int] = []
         pieces: list[str] = []
+        logprobs: list[TokenLogprob] = []
+        prompt_logprobs: list[TokenLogprob | None] = [None]
         ended = False
         try:
             async for event in self._handle:
                 match event:
                     case Progress():
                         yield event
-                    case Tokens(new):
+                    case PromptLogprobs(rows):
+                        prompt_logprobs += rows
+                    case Tokens(new, rows):
                         text = "".join(self._text.push(token) for token in new) if self._text else ""
                         ids += new
                         pieces.append(text)
-                        yield Delta(new, text)
+                        logprobs += rows
+                        yield Delta(new, text, rows)
                     case Finished(reason, metrics):
                         ended = True
                         if self._text and (rest := self._text.finish()):
@@ -102,6 +116,8 @@ class Completion:
                             finish_reason=reason,
                             stop_reason=stopped_by,
                             metrics=metrics,
+                            logprobs=None if self._request.logprobs is None else tuple(logprobs),
+                            prompt_logprobs=None if self._request.prompt_logprobs is None else tuple(prompt_logprobs),
                         )
         finally:
             if not ended:
@@ -111,7 +127,7 @@ class Completion:
         """Why it ended. What was undecided until the end may have held a stop string, unknown to the engine."""
         if self._text is not None and self._text.found is not None:
             return "stop", self._text.found
-        if reason == "stop" and ids[-1] in self._stop_token_ids:
+        if reason == "stop" and ids[-1] in self._request.stop_token_ids:
             return reason, ids[-1]
         return reason, None
 
@@ -176,6 +192,13 @@ class Gateway:
                 f"tokens and max_tokens is {request.max_tokens}",
                 param="max_tokens" if len(prompt_ids) < self.context_length else "prompt",
             )
+        logprobs = _count(request.logprobs, request.max_tokens) + _count(request.prompt_logprobs, len(prompt_ids))
+        if logprobs > MAX_LOGPROBS:
+            raise InvalidRequestError(
+                f"{logprobs} log-probabilities, alternatives included, are more than {MAX_LOGPROBS}: "
+                "ask for fewer tokens or alternatives",
+                param="logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
+            )
         if deadline_s is not None:
             deadline_s -= asyncio.get_running_loop().time() - started
             if deadline_s <= 0:
@@ -185,7 +208,7 @@ class Gateway:
         # Two readers of the same text: the coordinator's ends the request, the client's may lag behind it.
         stop_text = self._output_text(request) if request.stop_strings else None
         handle = self.engine.submit(prompt_ids, request.params(deadline_s), stop_text)
-        return Completion(handle, len(prompt_ids), self._output_text(request), frozenset(request.stop_token_ids))
+        return Completion(request, handle, len(prompt_ids), self._output_text(request))
 
     def _output_text(self, request: CompletionRequest) -> OutputText | None:
         if self._codec is None:
@@ -218,3 +241,8 @@ class Gateway:
     def _end_threads(self) -> None:
         """Leave no thread behind, but do not wait for a long text that nobody wants any more."""
         self._threads.shutdown(wait=not self._running, cancel_futures=True)
+
+
+def _count(top: int | None, tokens: int) -> int:
+    """Log-probabilities of so many tokens."""
+    return 0 if top is None else tokens * (1 + top)

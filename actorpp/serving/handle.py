@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable
 
 from actorpp.coordinator.request import EndReason, Request
 from actorpp.errors import RequestError
-from actorpp.serving.api import Event, Finished, Progress, RequestMetrics, Tokens
+from actorpp.serving.api import Event, Finished, Progress, PromptLogprobs, RequestMetrics, Tokens
+from actorpp.serving.logprobs import TokenLogprob, decode_logprobs
+from actorpp.stages.messages import Logprobs
 
 
 class Handle:
@@ -40,6 +42,8 @@ class Handle:
         self._generated = 0
         self._progress: Progress | None = None
         self._ids: list[int] = []
+        self._logprobs: list[Logprobs] = []  # of the same ids, if they were asked for
+        self._prompt_logprobs: list[Logprobs] = []
         self._end: Finished | RequestError | None = None
         self._news = asyncio.Event()
 
@@ -54,12 +58,18 @@ class Handle:
         self._progress = Progress(computed, total)
         self._news.set()
 
-    def tokens(self, ids: tuple[int, ...]) -> None:
+    def prompt_logprobs(self, logprobs: Logprobs) -> None:
+        self._prompt_logprobs.append(logprobs)
+        self._news.set()
+
+    def tokens(self, ids: tuple[int, ...], logprobs: Logprobs | None = None) -> None:
         self._last_token_at = self._clock()
         if self._first_token_at is None:
             self._first_token_at = self._last_token_at
         self._generated += len(ids)
         self._ids.extend(ids)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
         self._news.set()
 
     def ended(self, reason: EndReason) -> None:
@@ -73,17 +83,21 @@ class Handle:
     # --- the client's side -------------------------------------------------------------------------------------------
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        """Yields Progress and Tokens, and last Finished; a request that failed raises its RequestError instead."""
+        """Yields what there is, and last Finished; a request that failed raises its RequestError instead."""
         while True:
             await self._news.wait()
             self._news.clear()
             if self._progress is not None:
                 progress, self._progress = self._progress, None
                 yield progress
+            if self._prompt_logprobs:
+                prompt, self._prompt_logprobs = self._prompt_logprobs, []
+                yield PromptLogprobs(_decoded(prompt))
             if self._ids:
                 ids, self._ids = tuple(self._ids), []
-                yield Tokens(ids)
-            if self._ids or self._progress is not None:
+                logprobs, self._logprobs = self._logprobs, []
+                yield Tokens(ids, _decoded(logprobs))
+            if self._ids or self._prompt_logprobs or self._progress is not None:
                 self._news.set()  # more came while the consumer had control
             elif isinstance(self._end, Finished):
                 yield self._end
@@ -108,3 +122,7 @@ class Handle:
             chunks=tuple(self.request.chunks) if self.request is not None else (),
             stage_busy=tuple(min(1.0, (after - before) / e2e) for before, after in busy),
         )
+
+
+def _decoded(logprobs: list[Logprobs]) -> tuple[TokenLogprob, ...]:
+    return tuple(row for rows in logprobs for row in decode_logprobs(rows))

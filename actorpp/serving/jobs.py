@@ -15,6 +15,7 @@ import structlog
 from actorpp.errors import ActorppError, InvalidRequestError, OverloadedError
 from actorpp.serving.api import Progress
 from actorpp.serving.gateway import Completion, CompletionResult, Delta, Gateway
+from actorpp.serving.logprobs import TokenLogprob
 from actorpp.serving.request import CompletionRequest
 
 JobId = str | int
@@ -95,7 +96,9 @@ class Job:
         finally:
             if self.completion is not None:
                 self.completion.abort()
-            self.nbytes = sum(64 + 8 * len(delta.ids) + 4 * len(delta.text) for delta in self.deltas)
+            self.nbytes = sum(_nbytes(delta) for delta in self.deltas)
+            if self.result is not None and self.result.prompt_logprobs is not None:
+                self.nbytes += sum(_nbytes_of(row) for row in self.result.prompt_logprobs if row is not None)
             self.ended_at = asyncio.get_running_loop().time()
             self.changed()
 
@@ -115,6 +118,14 @@ class Job:
         finally:
             self.watchers -= 1
             self.touched = asyncio.get_running_loop().time()
+
+
+def _nbytes(delta: Delta) -> int:
+    return 64 + 8 * len(delta.ids) + 4 * len(delta.text) + sum(_nbytes_of(row) for row in delta.logprobs)
+
+
+def _nbytes_of(row: TokenLogprob) -> int:
+    return 128 + 120 * len(row.top)
 
 
 class Jobs:

@@ -16,6 +16,7 @@ MAX_PROMPT_CHARS = 16_000_000  # of text or chat content; more than a million to
 MAX_PROMPT_TOKENS = 4_000_000
 MAX_MESSAGES = 4096
 MAX_LOGIT_BIAS = 1024
+MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_IDS = 128
@@ -24,6 +25,7 @@ TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
@@ -42,6 +44,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         stop: A string, or several, that end the output; the text ends before the first of them.
         stop_token_ids: Ids that end the output, beside end-of-sequence.
         include_stop_str_in_output: Leave the stop string, or the stop token's text, in the text.
+        logprobs: Give each output token's log-probability, and so many of the likeliest tokens with theirs.
+        prompt_logprobs: The same for the prompt's tokens.
         ignore_eos: Go on past end-of-sequence tokens.
     """
 
@@ -62,6 +66,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] = []
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] = []
     include_stop_str_in_output: bool = False
+    logprobs: TopLogprobs | None = None
+    prompt_logprobs: TopLogprobs | None = None
     ignore_eos: bool = False
 
     @property
@@ -83,6 +89,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
                 frequency_penalty=self.frequency_penalty,
                 logit_bias=tuple(sorted(self.logit_bias.items())),
                 min_tokens=self.min_tokens,
+                logprobs=self.logprobs,
+                prompt_logprobs=self.prompt_logprobs,
             ),
             seed=self.seed,
             ignore_eos=self.ignore_eos,

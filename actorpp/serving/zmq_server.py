@@ -235,6 +235,8 @@ class ZmqServer:
             "text": "".join(delta.text for delta in deltas),
             "progress": msgspec.to_builtins(job.progress),
         }
+        if logprobs := [msgspec.to_builtins(row) for delta in deltas for row in delta.logprobs]:
+            body["logprobs"] = logprobs
         reply = with_tokens(body, ids, raw=asked.raw_tokens)
         if cursor < len(job.deltas) or not job.ended:
             reply.status = "more"
@@ -244,6 +246,8 @@ class ZmqServer:
             body["finish_reason"] = job.result.finish_reason
             body["stop_reason"] = job.result.stop_reason
             body["metrics"] = msgspec.to_builtins(job.result.metrics)
+            if job.result.prompt_logprobs is not None:
+                body["prompt_logprobs"] = msgspec.to_builtins(job.result.prompt_logprobs)
         elif not ids:  # what was delivered before an error is told first
             raise job.error or AbortedError("the request was aborted")
         else:

@@ -70,7 +70,10 @@ class Chain:
             launched = host.launch(step, hidden, self.outputs)
             hidden = launched.hidden
         ids, errors = self.hosts[-1].fetch(launched)
-        self.outputs[step.seq] = Output(0, step.seq, ids, errors=errors)
+        logprobs, prompt_logprobs = launched.logprobs, launched.prompt_logprobs
+        self.outputs[step.seq] = Output(
+            0, step.seq, ids, errors=errors, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+        )
         return self.outputs[step.seq]
 
     def prefill(self, rid: int, length: int, chunk: int, *, start: int = 0, per_step: int = 1) -> Output:

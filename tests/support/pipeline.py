@@ -19,7 +19,7 @@ from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
 from actorpp.errors import RequestError
 from actorpp.runtime import ActorRef, ActorSystem
 from actorpp.stages.links import Links
-from actorpp.stages.messages import Admit, FromOutput, LogEntry, Output, SamplingParams, Step
+from actorpp.stages.messages import Admit, FromOutput, LogEntry, Logprobs, Output, SamplingParams, Step
 from actorpp.stages.session import StageSession
 from actorpp.stages.switch import EpochSwitch
 from actorpp.stages.trace import SpanRecorder
@@ -73,6 +73,8 @@ class Result:
     start: float
     end: float
     ids: tuple[int, ...]
+    logprobs: dict[int, Logprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     on_host: bool = True
 
 
@@ -195,7 +197,10 @@ class Answer:
     def progress(self, computed: int, total: int) -> None:
         self.computed.append(computed)
 
-    def tokens(self, ids: tuple[int, ...]) -> None:
+    def prompt_logprobs(self, logprobs: Logprobs) -> None:
+        raise AssertionError("nobody asked")
+
+    def tokens(self, ids: tuple[int, ...], logprobs: Logprobs | None = None) -> None:
         assert self.end is None
         self.ids.extend(ids)
 

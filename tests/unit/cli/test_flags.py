@@ -111,6 +111,8 @@ REQUESTED: dict[str, tuple[str | None, Callable[[Any], Any], Any]] = {
     "frequency_penalty": ("-0.5", lambda request: request.params.sampling.frequency_penalty, -0.5),
     "logit_bias": ("42=-1.5", lambda request: request.params.sampling.logit_bias, ((42, -1.5),)),
     "seed": ("11", lambda request: request.params.seed, 11),
+    "logprobs": ("0", lambda request: request.params.sampling.logprobs, 0),
+    "prompt_logprobs": ("3", lambda request: request.params.sampling.prompt_logprobs, 3),
 }
 SEEN_ELSEWHERE = {
     "prompt", "prompt_file", "prompt_tokens_file", "chat", "include_stop_str_in_output", "json", "trace", "config",
@@ -137,7 +139,8 @@ def test_a_request_flag_lands_on_the_request(command: Command, field: str) -> No
     value, seen, expected = REQUESTED[field]
     assert command("--prompt", "x") == 0
     assert seen(command.request) != expected
-    assert command("--prompt", "x", flag_of(field), *([] if value is None else [value])) == 0
+    json_too = ["--json"] if "logprobs" in field else []
+    assert command("--prompt", "x", flag_of(field), *([] if value is None else [value]), *json_too) == 0
     assert seen(command.request) == expected
 
 
@@ -213,6 +216,9 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["--min-tokens", "17"], ["min_tokens", "17", "16"]),
     (["--stop", ""], ["stop", "length >= 1"]),
     (["--stop-token-ids", "5,x"], ["--stop-token-ids", "'x'"]),
+    (["--logprobs", "5"], ["--logprobs", "--json"]),
+    (["--prompt-logprobs", "5"], ["--prompt-logprobs", "--json"]),
+    (["--json", "--logprobs", "21"], ["logprobs", "<= 20"]),
     (["--logit-bias", "5"], ["--logit-bias 5", "ID=BIAS"]),
     (["--logit-bias", "5=1", "--logit-bias", "6=101"], ["logit_bias", "<= 100"]),
     (["--prompt-file", "none.txt"], ["--prompt", "exclude"]),

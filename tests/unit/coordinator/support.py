@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from actorpp.coordinator.policy import FixedChunks
 from actorpp.coordinator.request import EndReason, Request
 from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
 from actorpp.errors import RequestError
-from actorpp.stages.messages import Admit, Output, SamplingParams, StageTiming, Step
+from actorpp.stages.messages import Admit, Logprobs, Output, SamplingParams, StageTiming, Step
 
 
 @dataclass
@@ -18,6 +21,8 @@ class Recorder:
 
     computed: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
+    rows: int = 0  # log-probabilities of output tokens
+    prompt_rows: int = 0  # and of prompt tokens
     end: EndReason | RequestError | None = None
 
     def progress(self, computed: int, total: int) -> None:
@@ -25,9 +30,14 @@ class Recorder:
         assert computed <= total
         self.computed.append(computed)
 
-    def tokens(self, ids: tuple[int, ...]) -> None:
+    def prompt_logprobs(self, logprobs: Logprobs) -> None:
+        assert self.end is None
+        self.prompt_rows += logprobs.rows
+
+    def tokens(self, ids: tuple[int, ...], logprobs: Logprobs | None = None) -> None:
         assert self.end is None
         self.ids.extend(ids)
+        self.rows += 0 if logprobs is None else logprobs.rows
 
     def ended(self, reason: EndReason) -> None:
         assert self.end is None
@@ -40,6 +50,10 @@ class Recorder:
 
 def token_at(rid: int, position: int) -> int:
     return 1000 * rid + position
+
+
+def some_logprobs(rows: int) -> Logprobs:
+    return Logprobs(top=0, ids=b"\0" * 4 * rows, values=b"\0" * 4 * rows, ranks=b"\0" * 4 * rows)
 
 
 def scheduler(
@@ -69,13 +83,15 @@ def scheduler(
     return Scheduler(config, FixedChunks(chunk, align=page_size), epoch=1)
 
 
-def request(rid: int, prompt_len: int, max_tokens: int = 4, stop: frozenset[int] = frozenset()) -> Request:
+def request(
+    rid: int, prompt_len: int, max_tokens: int = 4, stop: frozenset[int] = frozenset(), **sampling: Any
+) -> Request:
     return Request(
         rid=rid,
         prompt=b"\0\0\0\0" * prompt_len,
         prompt_len=prompt_len,
         max_tokens=max_tokens,
-        sampling=SamplingParams(),
+        sampling=SamplingParams(**sampling),
         stop_ids=stop,
         sink=Recorder(),
     )
@@ -108,8 +124,22 @@ class Pipe:
         step = self.pending.popleft()
         ids = tuple(token_at(s.rid, s.start + s.length) for s in step.segments if s.sample)
         timings = tuple(StageTiming(0.0, 1.0) for _ in range(self.scheduler.config.num_stages))
-        self.scheduler.on_output(Output(epoch=step.epoch, seq=step.seq, ids=ids, timings=timings))
+        output = Output(epoch=step.epoch, seq=step.seq, ids=ids, timings=timings)
+        output = msgspec.structs.replace(output, **self.logprobs(step))
+        self.scheduler.on_output(output)
         return step
+
+    def logprobs(self, step: Step) -> dict[str, dict[int, Logprobs]]:
+        """What the requests of the step asked for."""
+        sampled, prompt = {}, {}
+        for segment in step.segments:
+            request = self.scheduler.running[segment.rid]
+            rows = segment.prompt_logprob_rows(request.prompt_len)
+            if request.sampling.logprobs is not None and segment.sample:
+                sampled[segment.rid] = some_logprobs(1)
+            if request.sampling.prompt_logprobs is not None and rows:
+                prompt[segment.rid] = some_logprobs(len(rows))
+        return {"logprobs": sampled, "prompt_logprobs": prompt}
 
     def drain(self) -> None:
         self.pump()

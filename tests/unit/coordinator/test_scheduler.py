@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actorpp.coordinator.scheduler import MAX_PROMPT_LOGPROBS
 from actorpp.errors import ConfigError, InvalidRequestError, OverloadedError, ProtocolError, RequestError
-from actorpp.stages.messages import Admit, FromOutput, Output, Step
-from tests.unit.coordinator.support import Pipe, recorder, request, scheduler, token_at
+from actorpp.stages.messages import Admit, FromOutput, Logprobs, Output, Step
+from tests.unit.coordinator.support import Pipe, recorder, request, scheduler, some_logprobs, token_at
 
 
 def test_chunks_of_one_prompt_fill_the_window_without_any_output() -> None:
@@ -98,6 +99,43 @@ def test_text_that_cannot_be_decoded_fails_its_request_alone() -> None:
     assert str(recorder(bad).end) == "no text"
     assert recorder(good).end == "length"
     assert s.pool.used_pages == 0
+
+
+def test_log_probabilities_are_delivered_as_many_as_asked_for() -> None:
+    s = scheduler(stages=2, depth=2)
+    both, none = request(1, 130, max_tokens=5, logprobs=2, prompt_logprobs=0), request(2, 130, max_tokens=5)
+    s.submit(both)
+    s.submit(none)
+    Pipe(s).drain()
+    assert (recorder(both).rows, recorder(both).prompt_rows) == (5, 129)
+    assert (recorder(none).rows, recorder(none).prompt_rows) == (0, 0)
+
+
+@pytest.mark.parametrize("wrong", [{}, {1: some_logprobs(2)}])
+def test_a_wrong_number_of_log_probabilities_ends_the_epoch(wrong: dict[int, Logprobs]) -> None:
+    for missing in ("logprobs", "prompt_logprobs"):
+        s = scheduler()
+        s.submit(request(1, 10, **{missing: 0}))
+        pipe = Pipe(s)
+        pipe.pump()
+        pipe.logprobs = lambda step, kind=missing: {kind: wrong}  # type: ignore[method-assign, misc]
+        with pytest.raises(ProtocolError, match="log-probabilities for request 1"):
+            pipe.answer()
+
+
+def test_prompt_log_probabilities_of_one_step_are_bounded() -> None:
+    s = scheduler(chunk=4096, batched=16384, pages=3000)
+    asking = [request(rid, 2500, prompt_logprobs=20) for rid in (1, 2)]
+    other = request(3, 2500)
+    for r in (*asking, other):
+        s.submit(r)
+    pipe = Pipe(s)
+    pipe.drain()
+    rows = [sum(x.length for x in e.segments if x.rid < 3) for e in pipe.log if isinstance(e, Step)]
+    assert max(rows) <= MAX_PROMPT_LOGPROBS + 2  # decode tokens have none
+    assert asking[0].chunks == asking[1].chunks == [1024, 1024, 452]
+    assert other.chunks == [2500]
+    assert all(recorder(r).prompt_rows == 2499 for r in asking)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 4])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from actorpp.errors import InvalidRequestError
-from actorpp.serving.gateway import Gateway
+from actorpp.serving.gateway import CompletionResult, Gateway
 from actorpp.serving.tokenizer import TextCodec
-from tests.unit.engine.support import complete, served
+from tests.unit.engine.support import PROMPT, complete, served
 
 
 def test_every_sampling_parameter_reaches_the_last_stage(model: Path) -> None:
@@ -69,6 +71,44 @@ def test_stop_ids_wait_for_min_tokens(model: Path) -> None:
         assert len((await complete(gateway, ignore_eos=True, **forced)).token_ids) == 9
 
     served(model, body)
+
+
+def test_log_probabilities_are_the_same_for_every_number_of_stages(model: Path) -> None:
+    fields = {"max_tokens": 9, "ignore_eos": True, "temperature": 0.8, "seed": 4, "presence_penalty": 1.0}
+    results: list[CompletionResult] = []
+
+    async def body(gateway: Gateway) -> None:
+        plain, asked = await asyncio.gather(
+            complete(gateway, **fields), complete(gateway, **fields, logprobs=3, prompt_logprobs=2)
+        )
+        assert plain.token_ids == asked.token_ids
+        assert plain.logprobs is plain.prompt_logprobs is None
+        assert "logprobs" not in msgspec.to_builtins(plain)
+        results.append(asked)
+
+    for stages, chunk in ((1, 512), (2, 512), (3, 16), (4, 7)):
+        served(model, body, stages=stages, chunked_prefill_size=chunk)
+    first = results[0]
+    assert first.logprobs is not None
+    assert first.prompt_logprobs is not None
+    assert [row.token_id for row in first.logprobs] == list(first.token_ids)
+    assert [row and row.token_id for row in first.prompt_logprobs] == [None, *PROMPT[1:]]
+    for row in first.logprobs:
+        assert len(row.top) == 3
+        assert [value for _, value in row.top] == sorted((value for _, value in row.top), reverse=True)
+        assert row.rank > 3 or row.top[row.rank - 1] == (row.token_id, row.logprob)
+    for other in results[1:]:
+        for ours, theirs in ((other.logprobs, first.logprobs), (other.prompt_logprobs, first.prompt_logprobs)):
+            assert ours is not None
+            for row, expected in zip(ours, theirs, strict=True):
+                assert (row is None) == (expected is None)
+                if row is not None and expected is not None:
+                    assert (row.token_id, row.rank, [i for i, _ in row.top]) == (
+                        expected.token_id,
+                        expected.rank,
+                        [i for i, _ in expected.top],
+                    )
+                    assert row.logprob == pytest.approx(expected.logprob, abs=1e-3)
 
 
 def test_ids_outside_the_vocabulary_are_refused(model: Path) -> None:

@@ -21,11 +21,13 @@ from actorpp.serving.api import (
     GenerationParams,
     OnStartup,
     Progress,
+    PromptLogprobs,
     RequestMetrics,
     StageStats,
     StartupProgress,
     Tokens,
 )
+from actorpp.serving.logprobs import TokenLogprob
 
 ANSWER = "Grüße, 世界! 👩‍🚀 done"
 CHAT_TEMPLATE = (
@@ -70,6 +72,11 @@ class FakeCheckpoint:
     tokenizer: Path | None = None
 
 
+def logprob(token: int, top: int) -> TokenLogprob:
+    """What the fake engine says of a token."""
+    return TokenLogprob(token, -0.5 * token, 1 + token, tuple((n, -0.5 - n) for n in range(top)))
+
+
 class FakeHandle:
     """One request: progress in chunks, then the engine's answer, a token at a time."""
 
@@ -108,6 +115,11 @@ class FakeHandle:
                 yield self._end("abort", chunks)
                 return
             yield Progress(sum(chunks[: done + 1]), total)
+            if (top := self.params.sampling.prompt_logprobs) is not None:
+                upto = sum(chunks[: done + 1])
+                yield PromptLogprobs(
+                    tuple(logprob(token, top) for token in self.prompt_ids[max(1, upto - chunks[done]) : upto])
+                )
         answer = self.engine.answer(self.prompt_ids)
         wanted = answer[: self.params.max_tokens]
         for index, token in enumerate(wanted):
@@ -116,7 +128,8 @@ class FakeHandle:
             if self.aborted.is_set():
                 yield self._end("abort", chunks)
                 return
-            yield Tokens((token,))
+            top = self.params.sampling.logprobs
+            yield Tokens((token,), () if top is None else (logprob(token, top),))
             if token in self.params.stop_token_ids or (self.stop_text and self.stop_text.reaches_stop(token)):
                 yield self._end("stop", chunks, index + 1)
                 return

@@ -23,7 +23,7 @@ from actorpp.serving.api import Progress
 from actorpp.serving.gateway import CompletionResult, Delta, Gateway
 from actorpp.serving.request import CompletionRequest, parse_request
 from actorpp.serving.tokenizer import TextCodec
-from tests.unit.serving.fakes import ANSWER, FakeCheckpoint, FakeEngine
+from tests.unit.serving.fakes import ANSWER, FakeCheckpoint, FakeEngine, logprob
 
 
 def check(tokenizer: Path | None, body: Callable[[FakeEngine, Gateway], Coroutine[Any, Any, None]]) -> None:
@@ -145,6 +145,37 @@ def test_the_engines_refusals_pass_through() -> None:
         engine.capacity = 1
         with pytest.raises(InvalidRequestError, match="vocabulary"):
             await gateway.complete(ask(prompt_tokens=[20_000]))
+
+    check(None, body)
+
+
+def test_log_probabilities_come_with_the_deltas_and_whole_with_the_result() -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        events = await collect(gateway, ask(prompt_tokens=[5, 6, 7, 8, 9], logprobs=2, prompt_logprobs=0))
+        result = events[-1]
+        assert isinstance(result, CompletionResult)
+        assert result.logprobs == tuple(logprob(token, 2) for token in (7, 8, 9))
+        assert result.prompt_logprobs == (None, *(logprob(token, 0) for token in (6, 7, 8, 9)))
+        assert [row for event in events if isinstance(event, Delta) for row in event.logprobs] == [*result.logprobs]
+
+    check(None, body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 250_001, "logprobs": 0}, "logprobs"),
+        ({"max_tokens": 11_905, "logprobs": 20}, "logprobs"),
+        ({"prompt_tokens": [1] * 125_001, "prompt_logprobs": 1}, "prompt_logprobs"),
+    ],
+)
+def test_more_log_probabilities_than_an_answer_holds_are_refused(fields: dict[str, Any], param: str) -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        engine.context_length = 10**6
+        with pytest.raises(InvalidRequestError, match="more than 250000") as caught:
+            await gateway.complete(ask(**{"prompt_tokens": [1], **fields}))
+        assert caught.value.param == param
+        await gateway.complete(ask(prompt_tokens=[1] * 125_000, prompt_logprobs=1))
 
     check(None, body)
 

@@ -203,6 +203,24 @@ def test_submit_then_poll_with_a_cursor() -> None:
     serve(body)
 
 
+def test_log_probabilities_come_with_generate_and_with_poll() -> None:
+    async def body(setup: Setup) -> None:
+        asked = {**PROMPT, "logprobs": 1, "prompt_logprobs": 0}
+        _, result, _ = await setup.once("generate", asked, id="job")
+        best = [[0, -0.5]]
+        expected = [{"token_id": token, "logprob": -0.5 * token, "rank": 1 + token, "top": best} for token in (7, 8, 9)]
+        assert result["logprobs"] == expected
+        of_prompt = result["prompt_logprobs"]
+        assert of_prompt[0] is None
+        assert [(row["token_id"], row["top"]) for row in of_prompt[1:]] == [(2, []), (3, []), (4, [])]
+        header, polled, _ = await setup.once("poll", {"request": "job"})
+        assert (header["status"], polled["logprobs"], polled["prompt_logprobs"]) == ("end", expected, of_prompt)
+        _, plain, _ = await setup.once("generate", PROMPT)
+        assert not {"logprobs", "prompt_logprobs"} & set(plain)
+
+    serve(body)
+
+
 def test_abort_in_the_middle_ends_generate_and_poll() -> None:
     async def body(setup: Setup) -> None:
         setup.engine.hold = frozenset({"decode"})

@@ -135,6 +135,8 @@ def test_penalty_without_ids_is_a_protocol_error(untied: Path) -> None:
     host = Chain(untied, 1, page_size=16).hosts[0]
     with pytest.raises(ProtocolError, match="no ids came to the last stage"):
         host.admit(Admit(0, 1, 1, 3, SamplingParams(repetition_penalty=1.1), (0,)))
+    with pytest.raises(ProtocolError, match="no ids came to the last stage"):
+        host.admit(Admit(0, 1, 1, 3, SamplingParams(prompt_logprobs=0), (0,)))
 
 
 def test_host_that_is_not_loaded_says_so(untied: Path) -> None:
