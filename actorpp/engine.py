@@ -13,6 +13,7 @@ import secrets
 from array import array
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -231,7 +232,7 @@ class Engine:
             prompt=array("i", prompt_ids).tobytes(),
             prompt_len=len(prompt_ids),
             max_tokens=params.max_tokens,
-            sampling=msgspec.structs.replace(params.sampling, seed=seed, end_ids=end_ids),
+            sampling=msgspec.structs.replace(params.sampling, seed=output_seed(seed, params.index), end_ids=end_ids),
             stop_ids=frozenset(stop_ids),
             stop_text=stop_text,
             sink=handle,
@@ -323,3 +324,11 @@ class Engine:
     def _progress(self, phase: str, done: int, total: int) -> None:
         unit = UNITS[phase]
         self._on_startup(msgspec.convert({"phase": phase, "done": done, "total": total, "unit": unit}, StartupProgress))
+
+
+def output_seed(seed: int, index: int) -> int:
+    """The seed of one of several outputs, a pure function of the request's and the output's number. The first's is the
+    request's own: it is what the request would have got alone."""
+    if index == 0:
+        return seed
+    return int.from_bytes(blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little") >> 1

@@ -18,7 +18,7 @@ app = typer.Typer(
 )
 
 REQUEST_FLAGS = (
-    "chat", "max_tokens", "ignore_eos", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output",
+    "chat", "n", "max_tokens", "ignore_eos", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output",
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "logit_bias", "logprobs", "prompt_logprobs",
 )  # fmt: skip
@@ -53,6 +53,7 @@ def run(
     prompt_tokens_file: o.PromptTokensFile = None,
     chat: o.Chat = False,
     max_tokens: o.MaxTokens = None,
+    n: o.N = None,
     ignore_eos: o.IgnoreEos = False,
     min_tokens: o.MinTokens = None,
     stop: o.Stop = None,
@@ -131,7 +132,7 @@ def _run(given: dict[str, Any]) -> int:
         if name in given:
             why = "only without a prompt: nothing is served" if has_prompt else "only with a prompt"
             raise ConfigError(f"{flag_of(name)} works {why}", param=name)
-    for name in ("logprobs", "prompt_logprobs"):
+    for name in ("n", "logprobs", "prompt_logprobs"):
         if name in given and "json" not in given:
             raise ConfigError(f"{flag_of(name)} needs --json", param=name)
     trace: Path | None = given.get("trace")

@@ -47,6 +47,10 @@ Chat = Annotated[
 MaxTokens = Annotated[int | None, _option("max_tokens", PROMPT, "Tokens to generate at most. [default: 16]", "N")]
 IgnoreEos = Annotated[bool, _option("ignore_eos", PROMPT, "Go on past end-of-sequence tokens, until --max-tokens.")]
 
+N = Annotated[
+    int | None,
+    _option("n", PROMPT, "Answers, each sampled for itself, with --json and a temperature. [default: 1]", "N"),
+]
 MinTokens = Annotated[int | None, _option("min_tokens", PROMPT, "Tokens before which nothing stops. [default: 0]", "N")]
 Stop = Annotated[
     list[str] | None, _option("stop", PROMPT, "End before this string in the answer; may be repeated.", "TEXT")

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from actorpp.cli.display import Output, ProgressDisplay, figures
 from actorpp.config import EngineConfig
 from actorpp.engine import Engine
@@ -130,7 +128,7 @@ async def _complete(
                 case CompletionResult():
                     display.close()
                     if as_json:
-                        output.write(json.dumps(msgspec.to_builtins(event), ensure_ascii=False) + "\n")
+                        output.write(json.dumps(event.to_builtins(), ensure_ascii=False) + "\n")
                     else:
                         output.write("\n")
                         print(figures(event.metrics), file=sys.stderr)

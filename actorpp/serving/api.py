@@ -25,6 +25,7 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
         max_tokens: Tokens to generate at most, at least 1. Prompt and max_tokens must fit the context together.
         sampling: How tokens are picked. The engine fills in its ``seed``, from ``seed`` below, and its ``end_ids``.
         seed: The request's seed; None asks the engine to give it one at admission.
+        index: Which of several outputs of one prompt this is: its randomness follows from ``seed`` and this alone.
         ignore_eos: Go on past end-of-sequence tokens until max_tokens.
         stop_token_ids: Ids that end the request, beside end-of-sequence.
         deadline_s: Seconds from submission after which the request ends with DeadlineExceededError; None is never.
@@ -33,6 +34,7 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 16
     sampling: SamplingParams = SamplingParams()
     seed: int | None = None
+    index: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     deadline_s: float | None = None

@@ -42,9 +42,10 @@ class JobLimits(msgspec.Struct, frozen=True, kw_only=True):
 class Job:
     """One request: its output so far and how it ended. Changed by its own task only."""
 
-    def __init__(self, id: JobId, fingerprint: bytes) -> None:
+    def __init__(self, id: JobId, fingerprint: bytes, n: int) -> None:
         self.id = id
         self.fingerprint = fingerprint
+        self.n = n  # outputs
         self.deltas: list[Delta] = []
         self.progress = Progress(0, 0)
         self.completion: Completion | None = None
@@ -171,7 +172,7 @@ class Jobs:
         if len(self._unfinished) >= self._limits.max_unfinished:
             raise OverloadedError(f"{self._limits.max_unfinished} requests are unfinished")
         self._forget(id)
-        job = self._unfinished[id] = Job(id, fingerprint)
+        job = self._unfinished[id] = Job(id, fingerprint, request.n)
         self._group.create_task(self._run(job, request, deadline_s))
         return job
 

@@ -128,9 +128,8 @@ def ids_of(buffers: tuple[Frame, ...], index: int) -> list[int]:
 
 
 def with_tokens(body: dict[str, Any], ids: tuple[int, ...], *, raw: bool) -> Reply:
-    """``body`` with the ids in it as a list, or beside it as buffer 0 of little-endian int32."""
+    """``body``, in which ``token_ids`` is a list, or with its ids beside it as buffer 0 of little-endian int32."""
     if not raw:
-        body["token_ids"] = list(ids)
         return Reply(body)
     body.pop("token_ids", None)
     body["token_ids_buffer"] = 0

@@ -17,6 +17,7 @@ MAX_PROMPT_TOKENS = 4_000_000
 MAX_MESSAGES = 4096
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_OUTPUTS = 128
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_IDS = 128
@@ -37,6 +38,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         prompt_tokens: Token ids.
         messages: A chat, through the model's template.
         max_tokens: Tokens to generate at most; 16 unless given.
+        n: Outputs, independent of each other; more than one only with a temperature.
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed: As in
             SamplingParams; greedy unless given.
         logit_bias: What is added to the logits of some token ids.
@@ -53,6 +55,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)] | None = None
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
     max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] = 16
+    n: Annotated[int, Meta(ge=1, le=MAX_OUTPUTS)] = 1
     temperature: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     top_k: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -75,8 +78,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         """``stop``, however it was given."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def params(self, deadline_s: float | None = None) -> GenerationParams:
-        """The same for the engine, which sees token ids only."""
+    def params(self, deadline_s: float | None = None, index: int = 0) -> GenerationParams:
+        """Output number ``index`` for the engine, which sees token ids only."""
         return GenerationParams(
             max_tokens=self.max_tokens,
             sampling=SamplingParams(
@@ -90,9 +93,10 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
                 logit_bias=tuple(sorted(self.logit_bias.items())),
                 min_tokens=self.min_tokens,
                 logprobs=self.logprobs,
-                prompt_logprobs=self.prompt_logprobs,
+                prompt_logprobs=self.prompt_logprobs if index == 0 else None,  # the prompt is the same
             ),
             seed=self.seed,
+            index=index,
             ignore_eos=self.ignore_eos,
             stop_token_ids=tuple(self.stop_token_ids),
             deadline_s=deadline_s,
@@ -130,6 +134,8 @@ def parse_request(fields: dict[str, Any]) -> CompletionRequest:
             f"give exactly one of prompt, prompt_tokens and messages, not {' and '.join(given) or 'none'}",
             param=given[1] if given else "prompt",
         )
+    if request.n > 1 and request.temperature == 0:
+        raise InvalidRequestError("n: greedy outputs are all the same: give a temperature, or n = 1", param="n")
     if request.min_tokens > request.max_tokens:
         raise InvalidRequestError(
             f"min_tokens: {request.min_tokens} is more than max_tokens, which is {request.max_tokens}",

@@ -24,7 +24,7 @@ from actorpp.errors import (
     ProtocolError,
     TransportError,
 )
-from actorpp.serving.gateway import Gateway
+from actorpp.serving.gateway import Delta, Gateway
 from actorpp.serving.jobs import Job, JobId, JobLimits, Jobs
 from actorpp.serving.protocol import (
     MAX_DELTAS_PER_POLL,
@@ -212,8 +212,8 @@ class ZmqServer:
             await job.wait()
         if job.result is None:
             raise job.error or AbortedError("the request was aborted")
-        body = msgspec.to_builtins(job.result)
-        return with_tokens(body, job.result.token_ids, raw=checked(message.message, RawTokens).raw_tokens)
+        raw = _raw(checked(message.message, RawTokens).raw_tokens, job)
+        return with_tokens(job.result.to_builtins(), job.result.token_ids, raw=raw)
 
     async def _poll(self, message: Message, fingerprint: bytes) -> Reply:
         asked = checked(message.message, Poll)
@@ -228,27 +228,22 @@ class ZmqServer:
             pass  # the answer is then that there is nothing new
         cursor = min(len(job.deltas), asked.cursor + MAX_DELTAS_PER_POLL)
         deltas = job.deltas[asked.cursor : cursor]
-        ids = tuple(token for delta in deltas for token in delta.ids)
-        body: dict[str, Any] = {
-            "request": job.id,
-            "cursor": cursor,
-            "text": "".join(delta.text for delta in deltas),
-            "progress": msgspec.to_builtins(job.progress),
-        }
-        if logprobs := [msgspec.to_builtins(row) for delta in deltas for row in delta.logprobs]:
-            body["logprobs"] = logprobs
-        reply = with_tokens(body, ids, raw=asked.raw_tokens)
+        parts = [_news([delta for delta in deltas if delta.index == index]) for index in range(job.n)]
+        body: dict[str, Any] = parts[0] if job.n == 1 else {"outputs": parts}
+        body |= {"request": job.id, "cursor": cursor, "progress": msgspec.to_builtins(job.progress)}
+        reply = with_tokens(body, tuple(body.get("token_ids", ())), raw=_raw(asked.raw_tokens, job))
         if cursor < len(job.deltas) or not job.ended:
             reply.status = "more"
         elif job.result is not None:
             reply.status = "end"
             body["prompt_tokens"] = job.result.prompt_tokens
-            body["finish_reason"] = job.result.finish_reason
-            body["stop_reason"] = job.result.stop_reason
-            body["metrics"] = msgspec.to_builtins(job.result.metrics)
+            for part, output in zip(parts, job.result.outputs, strict=True):
+                part["finish_reason"] = output.finish_reason
+                part["stop_reason"] = output.stop_reason
+                part["metrics"] = msgspec.to_builtins(output.metrics)
             if job.result.prompt_logprobs is not None:
                 body["prompt_logprobs"] = msgspec.to_builtins(job.result.prompt_logprobs)
-        elif not ids:  # what was delivered before an error is told first
+        elif not deltas:  # what was delivered before an error is told first
             raise job.error or AbortedError("the request was aborted")
         else:
             reply.status = "more"
@@ -266,9 +261,28 @@ class ZmqServer:
     def _start(self, message: Message, fingerprint: bytes) -> Job:
         fields = message.message
         raw = checked(fields, RawTokens)
+        if raw.raw_tokens and fields.get("n", 1) != 1:
+            raise InvalidRequestError("raw_tokens: only with n = 1", param="raw_tokens")
         if raw.prompt_tokens_buffer is not None:
             fields = {**fields, "prompt_tokens": ids_of(message.buffers, raw.prompt_tokens_buffer)}
         return self._jobs.start(message.header.id, fingerprint, parse_request(fields), message.header.deadline_s)
+
+
+def _news(deltas: Sequence[Delta]) -> dict[str, Any]:
+    """What is new of one output."""
+    news: dict[str, Any] = {
+        "text": "".join(delta.text for delta in deltas),
+        "token_ids": [token for delta in deltas for token in delta.ids],
+    }
+    if logprobs := [msgspec.to_builtins(row) for delta in deltas for row in delta.logprobs]:
+        news["logprobs"] = logprobs
+    return news
+
+
+def _raw(wanted: bool, job: Job) -> bool:
+    if wanted and job.n > 1:
+        raise InvalidRequestError("raw_tokens: only with n = 1", param="raw_tokens")
+    return wanted
 
 
 @contextlib.asynccontextmanager

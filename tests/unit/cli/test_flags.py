@@ -98,6 +98,7 @@ ENGINE_FLAGS: dict[str, tuple[str | None, Any]] = {
 # Flag → (value, where it is seen on the submitted request).
 REQUESTED: dict[str, tuple[str | None, Callable[[Any], Any], Any]] = {
     "max_tokens": ("2", lambda request: request.params.max_tokens, 2),
+    "n": ("3", lambda request: len(request.engine.submitted), 3),
     "ignore_eos": (None, lambda request: request.params.ignore_eos, True),
     "min_tokens": ("1", lambda request: request.params.sampling.min_tokens, 1),
     "stop": ("xyz", lambda request: request.stop_text is not None, True),
@@ -139,8 +140,8 @@ def test_a_request_flag_lands_on_the_request(command: Command, field: str) -> No
     value, seen, expected = REQUESTED[field]
     assert command("--prompt", "x") == 0
     assert seen(command.request) != expected
-    json_too = ["--json"] if "logprobs" in field else []
-    assert command("--prompt", "x", flag_of(field), *([] if value is None else [value]), *json_too) == 0
+    more = ["--json"] if "logprobs" in field else ["--json", "--temperature", "1"] if field == "n" else []
+    assert command("--prompt", "x", flag_of(field), *([] if value is None else [value]), *more) == 0
     assert seen(command.request) == expected
 
 
@@ -216,6 +217,8 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["--min-tokens", "17"], ["min_tokens", "17", "16"]),
     (["--stop", ""], ["stop", "length >= 1"]),
     (["--stop-token-ids", "5,x"], ["--stop-token-ids", "'x'"]),
+    (["--n", "2", "--temperature", "1"], ["--n", "--json"]),
+    (["--n", "2", "--json"], ["n", "temperature"]),
     (["--logprobs", "5"], ["--logprobs", "--json"]),
     (["--prompt-logprobs", "5"], ["--prompt-logprobs", "--json"]),
     (["--json", "--logprobs", "21"], ["logprobs", "<= 20"]),

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from actorpp.engine import output_seed
 from actorpp.errors import InvalidRequestError
 from actorpp.serving.gateway import CompletionResult, Gateway
 from actorpp.serving.tokenizer import TextCodec
@@ -109,6 +110,33 @@ def test_log_probabilities_are_the_same_for_every_number_of_stages(model: Path) 
                         [i for i, _ in expected.top],
                     )
                     assert row.logprob == pytest.approx(expected.logprob, abs=1e-3)
+
+
+def test_several_outputs_have_seeds_that_follow_from_the_requests(model: Path) -> None:
+    fields = {"max_tokens": 9, "ignore_eos": True, "temperature": 1.0}
+    seen: list[list[tuple[int, ...]]] = []
+
+    async def body(gateway: Gateway) -> None:
+        several = await complete(gateway, **fields, seed=6, n=4)
+        seen.append([output.token_ids for output in several.outputs])
+        assert len(set(seen[0])) == 4
+        for n in (1, 2):
+            fewer = await complete(gateway, **fields, seed=6, n=n)
+            assert [output.token_ids for output in fewer.outputs] == seen[0][:n]
+        unseeded = await complete(gateway, **fields, n=3)  # the engine's --seed, and still three answers
+        assert len({output.token_ids for output in unseeded.outputs}) == 3
+
+    served(model, body, seed=1)
+    served(model, body, seed=1, stages=3, max_running_requests=2)
+    assert seen[0] == seen[1]
+
+
+def test_seeds_of_outputs_are_spread_and_pure() -> None:
+    seeds = [output_seed(seed, index) for seed in (5, 6) for index in range(100)]
+    assert len(set(seeds)) == 200
+    assert seeds[0] == 5
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert output_seed(5, 7) == seeds[7]
 
 
 def test_ids_outside_the_vocabulary_are_refused(model: Path) -> None:

@@ -20,7 +20,7 @@ from actorpp.errors import (
     StageFailedError,
 )
 from actorpp.serving.api import Progress
-from actorpp.serving.gateway import CompletionResult, Delta, Gateway
+from actorpp.serving.gateway import Completion, CompletionResult, Delta, Gateway
 from actorpp.serving.request import CompletionRequest, parse_request
 from actorpp.serving.tokenizer import TextCodec
 from tests.unit.serving.fakes import ANSWER, FakeCheckpoint, FakeEngine, logprob
@@ -178,6 +178,76 @@ def test_more_log_probabilities_than_an_answer_holds_are_refused(fields: dict[st
         await gateway.complete(ask(prompt_tokens=[1] * 125_000, prompt_logprobs=1))
 
     check(None, body)
+
+
+def test_several_outputs_come_in_one_result_in_their_order() -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        asked = ask(prompt_tokens=[5, 6], n=3, temperature=1.0, seed=8, prompt_logprobs=0, logprobs=0)
+        events = await collect(gateway, asked)
+        result = events[-1]
+        assert isinstance(result, CompletionResult)
+        assert [(handle.params.index, handle.params.seed) for handle in engine.submitted] == [(0, 8), (1, 8), (2, 8)]
+        assert [output.token_ids for output in result.outputs] == [(7, 8, 9)] * 3
+        deltas = [event for event in events if isinstance(event, Delta)]
+        for index in range(3):
+            assert [token for delta in deltas if delta.index == index for token in delta.ids] == [7, 8, 9]
+        assert len([event for event in events if isinstance(event, Progress)]) == 2  # the first output's
+        assert [handle.params.sampling.prompt_logprobs for handle in engine.submitted] == [0, None, None]
+        assert result.prompt_logprobs == (None, logprob(6, 0))
+        assert set(result.to_builtins()) == {"outputs", "prompt_tokens", "prompt_logprobs"}
+
+    check(None, body)
+
+
+def test_one_of_several_outputs_that_fails_or_is_refused_ends_the_others() -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        several = ask(prompt_tokens=[5], n=3, temperature=1.0)
+        engine.hold = frozenset({"prefill"})
+        running = asyncio.create_task(collect(gateway, several))
+        await engine.reached["prefill"].wait()
+        engine.fail(StageFailedError("stage 1 died"))
+        with pytest.raises(StageFailedError):
+            await running
+        assert all(handle.aborted.is_set() and handle.finished for handle in engine.submitted)
+        accepted = engine.submit
+
+        def refuse(*args: Any) -> Any:
+            if len(engine.submitted) == 5:
+                raise OverloadedError("the queue is full")
+            return accepted(*args)
+
+        engine.submit = refuse  # type: ignore[method-assign]
+        with pytest.raises(OverloadedError):
+            await gateway.complete(several)
+        assert all(handle.aborted.is_set() for handle in engine.submitted)
+
+    check(None, body)
+
+
+def test_leaving_several_outputs_early_aborts_them_all() -> None:
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        engine.hold = frozenset({"decode"})
+        completion = await gateway.complete(ask(prompt_tokens=[5], n=2, temperature=1.0))
+        reader = asyncio.create_task(_last(completion))
+        await engine.reached["decode"].wait()
+        completion.abort()
+        result = await reader
+        assert [output.finish_reason for output in result.outputs] == ["abort", "abort"]
+        reader = asyncio.create_task(collect(gateway, ask(prompt_tokens=[5], n=2, temperature=1.0)))
+        engine.reached["decode"].clear()
+        await engine.reached["decode"].wait()
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert all(handle.aborted.is_set() for handle in engine.submitted)
+        assert not engine.running
+
+    check(None, body)
+
+
+async def _last(completion: Completion) -> CompletionResult:
+    (result,) = [event async for event in completion if isinstance(event, CompletionResult)]
+    return result
 
 
 def test_abort_ends_with_what_there_is() -> None:

@@ -33,7 +33,7 @@ def test_every_field_reaches_the_engine() -> None:
     }
     assert reached == fields | {"logit_bias": ((3, -100.0), (7, 1.5)), "stop_token_ids": (9,)}
     assert params.deadline_s == 2.5
-    of_the_gateway = {"prompt", "prompt_tokens", "messages", "stop", "include_stop_str_in_output"}
+    of_the_gateway = {"n", "prompt", "prompt_tokens", "messages", "stop", "include_stop_str_in_output"}
     assert set(fields) | of_the_gateway == set(CompletionRequest.__struct_fields__)
 
 
@@ -78,6 +78,7 @@ def test_unknown_fields_are_ignored() -> None:
                 "include_stop_str_in_output": (1, "yes"),
                 "logprobs": (-1, 21, True, "5"),
                 "prompt_logprobs": (-1, 21, 1.5),
+                "n": (0, 129, 2, "1"),
                 "ignore_eos": (1, "yes"),
             }.items()
             for value in values

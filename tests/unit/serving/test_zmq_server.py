@@ -221,6 +221,24 @@ def test_log_probabilities_come_with_generate_and_with_poll() -> None:
     serve(body)
 
 
+def test_several_outputs_come_with_generate_and_with_poll() -> None:
+    async def body(setup: Setup) -> None:
+        asked = {**PROMPT, "n": 2, "temperature": 1.0}
+        _, result, _ = await setup.once("generate", asked, id="job")
+        assert set(result) == {"outputs", "prompt_tokens"}
+        assert [output["token_ids"] for output in result["outputs"]] == [[7, 8, 9], [7, 8, 9]]
+        header, polled, _ = await setup.once("poll", {"request": "job"})
+        assert header["status"] == "end"
+        assert "token_ids" not in polled
+        for output in polled["outputs"]:
+            assert (output["token_ids"], output["finish_reason"]) == ([7, 8, 9], "stop")
+        for op, raw in (("generate", {**asked, "raw_tokens": True}), ("poll", {"request": "job", "raw_tokens": True})):
+            header, error, _ = await setup.once(op, raw)
+            assert (header["status"], error["code"], error["param"]) == ("error", "invalid_request", "raw_tokens")
+
+    serve(body)
+
+
 def test_abort_in_the_middle_ends_generate_and_poll() -> None:
     async def body(setup: Setup) -> None:
         setup.engine.hold = frozenset({"decode"})
