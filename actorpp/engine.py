@@ -235,6 +235,7 @@ class Engine:
             sampling=msgspec.structs.replace(params.sampling, seed=output_seed(seed, params.index), end_ids=end_ids),
             stop_ids=frozenset(stop_ids),
             stop_text=stop_text,
+            priority=params.priority,
             sink=handle,
             deadline_at=None if params.deadline_s is None else now + params.deadline_s,
         )

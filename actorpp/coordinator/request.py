@@ -58,6 +58,7 @@ class Request:
     Attributes:
         stop_ids: Output ids that end the request; they are delivered.
         stop_text: Looks for stop strings, if there are any.
+        priority: Lower is admitted first; equal ones in order of arrival.
         issued: Prompt tokens in steps that have been sent.
         computed: Prompt tokens whose step's Output is in.
         chunks: Sizes of the prefill chunks, in order.
@@ -76,6 +77,7 @@ class Request:
     stop_ids: frozenset[int]
     sink: RequestSink
     stop_text: StopText | None = None
+    priority: int = 0
     deadline_at: float | None = None
     phase: Phase = Phase.WAITING
     pages: tuple[int, ...] = ()

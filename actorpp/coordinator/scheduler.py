@@ -3,12 +3,17 @@
 A plain state machine: no I/O, no clock, no tasks. The same calls in the same order give the same log, so a trace of
 events replays to the same plan. The Coordinator actor around it owns time and the wire.
 
+Waiting requests are admitted by priority, lower first, and in order of arrival where it is equal. The first of them is
+never passed by, so that small ones cannot starve a large one; an admitted one keeps its place whatever comes after it,
+so that urgent ones cannot starve the running.
+
 Decode requests are spread over ``num_slots`` micro-batches, so that while one is between two of its steps the others
 keep the stages busy. Each step takes the decode tokens of one slot first, then prefill chunks within the token budget.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,7 +76,7 @@ class Scheduler:
         self.policy = policy
         self.epoch = epoch
         self.pool = PagePool(config.num_pages)
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []  # in order of admission
         self.running: dict[int, Request] = {}  # admitted, in order of admission, until the last segment is back
         self.in_flight: deque[Step] = deque()
         self.steps = 0
@@ -107,7 +112,7 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises as ``check``."""
         self.check(request)
-        self.waiting.append(request)
+        insort(self.waiting, request, key=lambda waiting: waiting.priority)  # behind its equals
 
     def abort(self, request: Request) -> None:
         """End a request now, in whatever phase; nothing happens if it has ended."""
@@ -123,7 +128,7 @@ class Scheduler:
             self._end(request, error)
 
     def requests(self) -> list[Request]:
-        """All requests that have not ended, in order of admission, then of arrival."""
+        """All requests that have not ended, in order of admission."""
         return [r for r in (*self.running.values(), *self.waiting) if r.phase is not Phase.ENDED]
 
     # --- log out ---------------------------------------------------------------------------------------------------
@@ -159,7 +164,7 @@ class Scheduler:
         pages = self.pool.take(self._pages_for(self.waiting[0]))
         if pages is None:
             return None
-        request = self.waiting.popleft()
+        request = self.waiting.pop(0)
         request.pages = pages
         request.phase = Phase.PREFILL
         self.running[request.rid] = request

@@ -28,6 +28,7 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
         index: Which of several outputs of one prompt this is: its randomness follows from ``seed`` and this alone.
         ignore_eos: Go on past end-of-sequence tokens until max_tokens.
         stop_token_ids: Ids that end the request, beside end-of-sequence.
+        priority: Among waiting requests lower goes first; a running one is never put back.
         deadline_s: Seconds from submission after which the request ends with DeadlineExceededError; None is never.
     """
 
@@ -37,6 +38,7 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    priority: int = 0
     deadline_s: float | None = None
 
 

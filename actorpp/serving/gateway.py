@@ -270,8 +270,14 @@ class Gateway:
         Raises:
             InvalidRequestError, ContextLengthExceededError, OverloadedError, DeadlineExceededError.
         """
-        started = asyncio.get_running_loop().time()
-        prompt, prompt_ids = await self._tokenised(request)
+        deadline = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
+        try:
+            async with asyncio.timeout_at(deadline):  # a long text, or long ones before it
+                prompt, prompt_ids = await self._tokenised(request)
+        except TimeoutError:
+            raise DeadlineExceededError(
+                "the deadline passed while the prompt was tokenised", param="deadline_ms"
+            ) from None
         if not prompt_ids:
             raise InvalidRequestError("the prompt is empty", param="prompt")
         if len(prompt_ids) + request.max_tokens > self.context_length:
@@ -288,10 +294,8 @@ class Gateway:
                 "ask for fewer tokens or alternatives",
                 param="logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
             )
-        if deadline_s is not None:
-            deadline_s -= asyncio.get_running_loop().time() - started
-            if deadline_s <= 0:
-                raise DeadlineExceededError("the deadline passed while the prompt was tokenised", param="deadline_ms")
+        if deadline is not None:
+            deadline_s = max(0.0, deadline - asyncio.get_running_loop().time())
         if request.stop_strings and self._codec is None:
             raise InvalidRequestError("the model has no tokenizer: give stop_token_ids", param="stop")
         return Completion(request, self._submit(request, prompt_ids, deadline_s), prompt, prompt_ids, self._codec)

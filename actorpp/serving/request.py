@@ -48,6 +48,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         include_stop_str_in_output: Leave the stop string, or the stop token's text, in the text.
         logprobs: Give each output token's log-probability, and so many of the likeliest tokens with theirs.
         prompt_logprobs: The same for the prompt's tokens.
+        priority: Among waiting requests lower goes first, equal ones in order of arrival.
         ignore_eos: Go on past end-of-sequence tokens.
     """
 
@@ -71,6 +72,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool = False
     logprobs: TopLogprobs | None = None
     prompt_logprobs: TopLogprobs | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] = 0
     ignore_eos: bool = False
 
     @property
@@ -99,6 +101,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
             index=index,
             ignore_eos=self.ignore_eos,
             stop_token_ids=tuple(self.stop_token_ids),
+            priority=self.priority,
             deadline_s=deadline_s,
         )
 

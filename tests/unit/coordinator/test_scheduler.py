@@ -264,6 +264,52 @@ def test_what_can_never_fit_is_refused_and_what_does_not_fit_now_waits() -> None
     assert recorder(first).end == recorder(second).end == "length"
 
 
+def test_lower_priorities_are_admitted_first_and_equal_ones_in_order_of_arrival() -> None:
+    s = scheduler(running=1)
+    pipe = Pipe(s)
+    for rid, priority in enumerate([0, 5, 0, -1, 5, -1, 0]):
+        r = request(rid, 10, max_tokens=2)
+        r.priority = priority
+        s.submit(r)
+        if rid == 0:
+            pipe.pump()  # it runs, and the others wait
+    pipe.drain()
+    assert [e.rid for e in pipe.log if isinstance(e, Admit)] == [0, 3, 5, 2, 6, 1, 4]
+
+
+def test_urgent_requests_neither_put_back_nor_starve_a_running_one() -> None:
+    s = scheduler(stages=2, chunk=64, running=3)
+    long = request(0, 640, max_tokens=20)
+    long.priority = 100
+    s.submit(long)
+    pipe = Pipe(s)
+    pipe.pump()
+    for rid in range(1, 400):
+        r = request(rid, 64, max_tokens=2)
+        r.priority = -100
+        s.submit(r)
+        pipe.pump()
+        pipe.answer()
+        if recorder(long).end is not None:
+            break
+    assert recorder(long).end == "length"
+    assert rid < 150
+
+
+def test_a_large_request_at_the_head_is_not_passed_by_small_ones() -> None:
+    s = scheduler(pages=20, page_size=16, depth=0)
+    small, large = request(1, 100), request(2, 300)
+    s.submit(small)
+    s.submit(large)
+    pipe = Pipe(s)
+    pipe.pump()
+    later = [request(rid, 10) for rid in range(3, 8)]
+    for r in later:
+        s.submit(r)
+    pipe.drain()
+    assert [e.rid for e in pipe.log if isinstance(e, Admit)] == [1, 2, 3, 4, 5, 6, 7]
+
+
 def test_the_queue_is_bounded() -> None:
     s = scheduler(running=1, queued=2)
     pipe = Pipe(s)

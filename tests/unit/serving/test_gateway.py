@@ -296,10 +296,21 @@ def test_an_engine_that_fails_raises_from_the_events() -> None:
     check(None, body)
 
 
-def test_tokenising_counts_against_the_deadline(tokenizer_file: Path) -> None:
+def test_the_deadline_holds_while_a_text_waits_for_the_tokenizer(
+    tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave = threading.Event()
+
+    def encode(self: TextCodec, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        assert leave.wait(30)
+        return [1]
+
     async def body(engine: FakeEngine, gateway: Gateway) -> None:
-        with pytest.raises(DeadlineExceededError):
-            await gateway.complete(ask(prompt="x" * 100), deadline_s=1e-9)
+        monkeypatch.setattr(TextCodec, "encode", encode)
+        with pytest.raises(DeadlineExceededError, match="tokenised"):
+            await gateway.complete(ask(prompt="x"), deadline_s=0.01)
+        leave.set()
+        assert not engine.submitted
         await gateway.complete(ask(prompt="x"), deadline_s=100.0)
         deadline = engine.submitted[0].params.deadline_s
         assert deadline is not None

@@ -24,7 +24,8 @@ def test_every_field_reaches_the_engine() -> None:
     fields = {
         "max_tokens": 3, "temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2,
         "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {7: 1.5, 3: -100.0}, "seed": 5,
-        "min_tokens": 2, "stop_token_ids": [9], "logprobs": 5, "prompt_logprobs": 0, "ignore_eos": True,
+        "min_tokens": 2, "stop_token_ids": [9], "logprobs": 5, "prompt_logprobs": 0, "priority": -3,
+        "ignore_eos": True,
     }  # fmt: skip
     params = parse_request(ONE | fields).params(deadline_s=2.5)
     reached = {
@@ -78,6 +79,7 @@ def test_unknown_fields_are_ignored() -> None:
                 "include_stop_str_in_output": (1, "yes"),
                 "logprobs": (-1, 21, True, "5"),
                 "prompt_logprobs": (-1, 21, 1.5),
+                "priority": (2**31, -(2**31) - 1, 0.5),
                 "n": (0, 129, 2, "1"),
                 "ignore_eos": (1, "yes"),
             }.items()
