@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from actorpp.coordinator.request import Request
+from actorpp.coordinator.request import Phase, Request
 from actorpp.coordinator.scheduler import Scheduler
 from actorpp.errors import (
     AbortedError,
@@ -97,13 +97,15 @@ class Coordinator(Actor):
     @requests.handler
     def on_submit(self, message: Submit) -> None:
         request = message.request
+        if request.phase is Phase.ENDED:  # its abort has overtaken it
+            return
         if self.failure is not None:
-            request.sink.failed(StageFailedError(f"the pipeline has failed: {self.failure}"))
+            self.scheduler.fail(request, StageFailedError(f"the pipeline has failed: {self.failure}"))
             return
         try:
             self.scheduler.submit(request)
         except (InvalidRequestError, OverloadedError) as error:
-            request.sink.failed(error)
+            self.scheduler.fail(request, error)
             return
         if request.deadline_at is not None:
             delay = max(0.0, request.deadline_at - self.now())

@@ -181,8 +181,9 @@ class FakeTensors:
         while self.landed and self.posted:
             (tensor, sent), (shape, received) = self.landed.pop(0), self.posted.pop(0)
             assert tensor.shape == shape, "a tensor landed in another one's buffer"
-            sent.set_result(tensor)
-            received.set_result(tensor)
+            for work in (sent, received):
+                if not work.cancelled():  # by its stage's death
+                    work.set_result(tensor)
 
 
 @dataclass
@@ -192,6 +193,7 @@ class Answer:
     ids: list[int] = field(default_factory=list)
     computed: list[int] = field(default_factory=list)
     end: EndReason | RequestError | None = None
+    ended_at: float = 0.0
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def progress(self, computed: int, total: int) -> None:
@@ -213,6 +215,7 @@ class Answer:
     def finish(self, end: EndReason | RequestError) -> None:
         assert self.end is None, "two final answers"
         self.end = end
+        self.ended_at = asyncio.get_running_loop().time()
         self.done.set()
 
 
@@ -255,6 +258,9 @@ class SimulatedPipeline:
         )
         self.scheduler = Scheduler(config, FixedChunks(chunk, align=16), epoch=1)
         self.sessions: list[ActorRef] = []
+        self.log: list[LogEntry] = []
+        self.arrived = [0] * stages  # log entries of the epoch at each stage's switch
+        self.stale = 0  # entries of another epoch that became dead letters there
         self.requests: dict[Request, Answer] = {}
 
     async def open(self) -> None:
@@ -276,7 +282,7 @@ class SimulatedPipeline:
             session = await self.system.spawn(partial(self.session, stage, links), name=f"stage-{stage}")
             switches[stage].open(1, session, self.failures.append)
             self.sessions.append(session)
-        self.log_links = [self.network.link(f"log {i}", switch.deliver) for i, switch in enumerate(switches)]
+        self.log_links = [self.network.link(f"log {i}", partial(self.deliver_log, i)) for i in range(self.stages)]
         self.coordinator = await self.system.spawn(
             lambda: Coordinator(self.scheduler, self, watchdog_s=self.watchdog_s, on_failure=self.failures.append),
             name="coordinator",
@@ -299,11 +305,28 @@ class SimulatedPipeline:
     def deliver_output(self, output: Output) -> None:
         self.coordinator[Coordinator.outputs].tell_nowait(output)
 
+    def deliver_log(self, stage: int, entry: LogEntry) -> None:
+        switch = self.switches[stage]
+        before = switch.dead_letters
+        switch.deliver(entry)
+        if entry.epoch == 1:
+            self.arrived[stage] += 1
+        else:
+            self.stale += switch.dead_letters - before
+
     def write(self, entry: LogEntry) -> None:
+        self.log.append(entry)
         for link in self.log_links:
             link.send(entry)
 
-    def submit(self, prompt: tuple[int, ...], max_tokens: int, stop: frozenset[int] = frozenset()) -> Answer:
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        stop: frozenset[int] = frozenset(),
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> Answer:
         answer = Answer()
         request = Request(
             rid=len(self.requests) + 1,
@@ -313,6 +336,8 @@ class SimulatedPipeline:
             sampling=SamplingParams(),
             stop_ids=stop,
             sink=answer,
+            priority=priority,
+            deadline_at=None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s,
         )
         self.requests[request] = answer
         self.coordinator[Coordinator.requests].tell_nowait(Submit(request))

@@ -441,3 +441,13 @@ def test_random_events_keep_the_invariants(
         assert r.sampled - len(r.output_ids) <= depth or out.end == "abort"
     retired = [rid for e in pipe.log if isinstance(e, Step) for rid in e.retire]
     assert len(retired) == len(set(retired))
+
+
+def test_an_abort_that_overtakes_its_request_ends_it_once() -> None:
+    s = scheduler()
+    r = request(1, 10)
+    s.abort(r)
+    assert recorder(r).end == "abort"
+    s.fail(r, RequestError("late"))
+    assert s.requests() == []
+    assert s.pool.used_pages == 0
