@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from actorpp.config import EngineConfig
-from actorpp.coordinator.coordinator import Abort, Coordinator, EpochFailed, Submit
+from actorpp.coordinator.coordinator import Abort, Close, Coordinator, EpochFailed, Submit
 from actorpp.coordinator.policy import FixedChunks
 from actorpp.coordinator.ports import ProcessPorts
 from actorpp.coordinator.request import Request, StopText
@@ -122,7 +122,9 @@ class Engine:
         """First of the end: every request gets its answer before the stages go."""
         if not self._failure.done():
             self._failure.set_result(StageFailedError("the engine is closing"))
-        await self._system.stop(self._coordinator, drain=False)
+        if self._coordinator.alive:
+            self._coordinator[Coordinator.control].tell_nowait(Close())
+        await self._system.stop(self._coordinator)
 
     def _choose_context_length(self, checkpoint: Checkpoint) -> int:
         longest = checkpoint.max_position_embeddings

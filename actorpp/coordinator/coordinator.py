@@ -21,6 +21,7 @@ from actorpp.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     OverloadedError,
+    RequestError,
     StageFailedError,
 )
 from actorpp.runtime import Actor, Inbox, Overflow, guard_later
@@ -59,6 +60,10 @@ class EpochFailed(msgspec.Struct, frozen=True):
     error: Exception
 
 
+class Close(msgspec.Struct, frozen=True):
+    """The engine is closing: every request ends, those in the mailbox too. Then stop the actor, draining it."""
+
+
 class Coordinator(Actor):
     """Runs one epoch of the pipeline.
 
@@ -69,7 +74,7 @@ class Coordinator(Actor):
         on_failure: Called once, when the epoch has failed and every request has been told.
     """
 
-    control = Inbox[Abort | EpochFailed](capacity=65536, priority=0)
+    control = Inbox[Abort | EpochFailed | Close](capacity=65536, priority=0)
     requests = Inbox[Submit](capacity=65536, overflow=Overflow.FAIL)
     outputs = Inbox[Output](capacity=1024, overflow=Overflow.FAIL)
 
@@ -80,27 +85,29 @@ class Coordinator(Actor):
         self.pipeline = pipeline
         self.watchdog_s = watchdog_s
         self.on_failure = on_failure
-        self.failure: Exception | None = None
+        self.ended: RequestError | None = None  # what requests are told from now on
         self.watchdog: asyncio.TimerHandle | None = None
 
     # --- events ------------------------------------------------------------------------------------------------------
 
     @control.handler
-    def on_control(self, message: Abort | EpochFailed) -> None:
+    def on_control(self, message: Abort | EpochFailed | Close) -> None:
         match message:
             case Abort(request):
                 self.scheduler.abort(request)
                 self.issue()
             case EpochFailed(error):
                 self.fail(error)
+            case Close():
+                self.end_all(AbortedError("the engine is closing"))
 
     @requests.handler
     def on_submit(self, message: Submit) -> None:
         request = message.request
         if request.phase is Phase.ENDED:  # its abort has overtaken it
             return
-        if self.failure is not None:
-            self.scheduler.fail(request, StageFailedError(f"the pipeline has failed: {self.failure}"))
+        if self.ended is not None:
+            self.scheduler.fail(request, self.ended)
             return
         try:
             self.scheduler.submit(request)
@@ -114,7 +121,7 @@ class Coordinator(Actor):
 
     @outputs.handler
     def on_output(self, output: Output) -> None:
-        if self.failure is not None:
+        if self.ended is not None:
             return
         try:
             self.scheduler.on_output(output)
@@ -133,7 +140,7 @@ class Coordinator(Actor):
     def issue(self) -> None:
         """Write everything that can be issued now."""
         idle = not self.scheduler.in_flight
-        while self.failure is None and (entry := self.scheduler.next_entry()) is not None:
+        while self.ended is None and (entry := self.scheduler.next_entry()) is not None:
             try:
                 self.pipeline.write(entry)
             except ActorppError as error:
@@ -143,12 +150,16 @@ class Coordinator(Actor):
 
     def fail(self, error: Exception) -> None:
         """Every request ends with a typed error, once."""
-        if self.failure is not None:
+        if self.ended is not None:
             return
-        self.failure = error
         log.error("the pipeline has failed", error=str(error))
-        self.scheduler.fail_all(StageFailedError(f"a stage failed: {error}"))
+        self.end_all(StageFailedError(f"a stage failed: {error}"))
         self.on_failure(error)
+
+    def end_all(self, error: RequestError) -> None:
+        """Every request ends with this error, also those that are still to come."""
+        self.ended = error
+        self.scheduler.fail_all(error)
 
     # --- clock -------------------------------------------------------------------------------------------------------
 
@@ -160,7 +171,7 @@ class Coordinator(Actor):
         if self.watchdog is not None:
             self.watchdog.cancel()
             self.watchdog = None
-        if self.scheduler.in_flight and self.failure is None:
+        if self.scheduler.in_flight and self.ended is None:
             self.watchdog = guard_later(self.watchdog_s, self.stalled)
 
     def stalled(self) -> None:

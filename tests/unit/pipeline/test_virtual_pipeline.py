@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actorpp.coordinator.coordinator import Close, Coordinator
 from actorpp.errors import ActorDefinitionError, DeadlockError, MailboxFullError, StageFailedError
 from actorpp.runtime import ActorSystem
 from actorpp.stages.links import RECEIVE_BUFFERS, SEND_BUFFERS
@@ -226,6 +227,23 @@ def test_the_watchdog_fails_every_request_when_no_output_comes() -> None:
             late = pipeline.submit(prompt(10), 1)
             await late.done.wait()
             assert isinstance(late.end, StageFailedError)
+            for session in pipeline.sessions:
+                await system.kill(session)
+
+    run(main)
+
+
+def test_requests_that_were_just_submitted_get_an_answer_when_the_coordinator_ends() -> None:
+    async def main() -> None:
+        async with ActorSystem() as system:
+            pipeline = SimulatedPipeline(system, FakeNetwork(max_delay=0.01), stages=2, running=1)
+            await pipeline.open()
+            answers = [pipeline.submit(prompt(100), 5) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            answers.append(pipeline.submit(prompt(10), 1))
+            pipeline.coordinator[Coordinator.control].tell_nowait(Close())
+            await system.stop(pipeline.coordinator)
+            assert [str(answer.end) for answer in answers] == ["the engine is closing"] * 3
             for session in pipeline.sessions:
                 await system.kill(session)
 
