@@ -26,7 +26,7 @@ from actorpp.stages.messages import Admit, FromOutput, LogEntry, Logprobs, Outpu
 
 # Prompt tokens of one step, of all requests, whose log-probabilities are wanted: the last stage holds a row of logits
 # for each, and its Output carries up to 21 ids and values for each.
-MAX_PROMPT_LOGPROBS = 1024
+MAX_PROMPT_LOGPROBS = 512
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Scheduler:
             if request.sampling.prompt_logprobs is not None:
                 whole, room = min(whole, MAX_PROMPT_LOGPROBS), min(room, logprobs)
             if not room:
-                return
+                continue
             chunk = self.policy.next_chunk(
                 history_len=request.issued, remaining=request.remaining, budget=room if first else whole
             )

@@ -93,6 +93,8 @@ def test_any_number_of_stages_gives_the_same_tokens(
 ) -> None:
     flags = ["--model", str(small_model), "--load-format", "dummy", "--prompt-tokens-file", str(some_tokens)]
     flags += ["--max-tokens", "12", "--json", "--ignore-eos", "--threads-per-stage", "1"]
+    flags += ["--temperature", "0.9", "--seed", "5", "--presence-penalty", "0.5", "--logit-bias", "7=1.5"]
+    flags += ["--stop-token-ids", "511", "--min-tokens", "12", "--logprobs", "2", "--prompt-logprobs", "1"]
     answers = []
     for pipeline in (
         ["--stages", "1"],
@@ -101,7 +103,13 @@ def test_any_number_of_stages_gives_the_same_tokens(
         ["--stages", "2", "--transport", "inproc"],
     ):
         with running("run", *flags, *pipeline, environment=environment) as command:
-            answers.append(result_of(command)["token_ids"])
+            answer = result_of(command)
+            answers.append(answer["token_ids"])
+            for rows, tokens, top in (("logprobs", 12, 2), ("prompt_logprobs", answer["prompt_tokens"], 1)):
+                told = answer[rows]
+                assert isinstance(told, list)
+                assert len(told) == tokens
+                assert all(len(row["top"]) == top for row in told if row is not None)
     assert all(answer == answers[0] for answer in answers), answers
 
 
