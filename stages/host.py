@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from actorpp.errors import CheckpointError, ConfigError, ProtocolError
-from actorpp.stages.attention import choose_backend
+from actorpp.stages.backends import choose_backend
 from actorpp.stages.kv import KVArena, PageTable
 from actorpp.stages.loader import LoadedModel, load_stage_model
 from actorpp.stages.memory import kv_bytes_available
