@@ -11,9 +11,11 @@ from typing import Any
 from actorpp.errors import CheckpointError, ConfigError, UnsupportedModelError
 
 # Each of these is held to transformers' own answers, split and whole, by the exactness suite.
-SUPPORTED_MODEL_TYPES = frozenset({"granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"})
+SUPPORTED_MODEL_TYPES = frozenset(
+    {"deepseek_v3", "gemma2", "gemma3_text", "gpt_neox", "gpt_oss", "granite", "llama", "mistral", "mixtral", "olmo2"}
+    | {"phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "starcoder2"}
+)
 DTYPES = ("float32", "bfloat16", "float16")
-_BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
 def check_config(config: dict[str, Any], *, device: str | None = None) -> None:
@@ -24,21 +26,15 @@ def check_config(config: dict[str, Any], *, device: str | None = None) -> None:
         device: Where it shall run, if that is known.
 
     Raises:
-        UnsupportedModelError: Its type, rotary embedding or sliding window, or its quantisation on this device.
+        UnsupportedModelError: Its type or rotary embedding, or its quantisation on this device.
     """
     model_type = config.get("model_type")
     if model_type not in SUPPORTED_MODEL_TYPES:
         allowed = ", ".join(sorted(SUPPORTED_MODEL_TYPES))
         raise UnsupportedModelError(f"model type {model_type!r} is not supported; supported: {allowed}", param="model")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type"))
-    if rope_type in _BATCH_DEPENDENT_ROPE:
+    if "dynamic" in _rope_types(config):
         raise UnsupportedModelError(
-            f"rope type {rope_type!r} is not supported: its factors depend on the batch", param="model"
-        )
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
-        raise UnsupportedModelError(
-            f"sliding-window attention (here {config['sliding_window']} tokens) is not supported", param="model"
+            "rope type 'dynamic' is not supported: its factors depend on the batch", param="model"
         )
     quantisation = config.get("quantization_config")
     if quantisation is not None and device == "cpu":
@@ -81,6 +77,13 @@ def read_json(file: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} does not hold a JSON object", param="model")
     return value
+
+
+def _rope_types(config: dict[str, Any]) -> set[str]:
+    """The types of rotary embedding in a config: one, or one per kind of layer."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    each = [value for value in rope.values() if isinstance(value, dict)] or [rope]
+    return {str(value.get("rope_type", value.get("type"))) for value in each}
 
 
 @cache
