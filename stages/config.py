@@ -10,16 +10,22 @@ from typing import Any
 
 from actorpp.errors import CheckpointError, ConfigError, UnsupportedModelError
 
-# Each of these is held to transformers' own answers, split and whole, by the exactness suite.
+# Each of these is held to transformers' own answers, split and whole, by the exactness suite. Others are checked at
+# first use (actorpp.stages.selfcheck).
 SUPPORTED_MODEL_TYPES = frozenset(
     {"deepseek_v3", "gemma2", "gemma3_text", "gpt_neox", "gpt_oss", "granite", "llama", "mistral", "mixtral", "olmo2"}
     | {"phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "starcoder2"}
 )
+REFUSED_MODEL_TYPES = {
+    "gemma3n": "each layer has inputs of its own",
+    "gemma3n_text": "each layer has inputs of its own",
+    "qwen3_next": "its linear attention has a state that is no KV cache",
+}
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def check_config(config: dict[str, Any], *, device: str | None = None) -> None:
-    """Refuse a model by name.
+    """Refuse a model by name, as far as its config tells.
 
     Args:
         config: The object in config.json.
@@ -28,10 +34,13 @@ def check_config(config: dict[str, Any], *, device: str | None = None) -> None:
     Raises:
         UnsupportedModelError: Its type or rotary embedding, or its quantisation on this device.
     """
-    model_type = config.get("model_type")
-    if model_type not in SUPPORTED_MODEL_TYPES:
+    model_type = str(config.get("model_type"))
+    if model_type in REFUSED_MODEL_TYPES or "text_config" in config:
+        reason = REFUSED_MODEL_TYPES.get(model_type, "it reads more than text")
         allowed = ", ".join(sorted(SUPPORTED_MODEL_TYPES))
-        raise UnsupportedModelError(f"model type {model_type!r} is not supported; supported: {allowed}", param="model")
+        raise UnsupportedModelError(
+            f"model type {model_type!r} is not supported: {reason}; supported: {allowed}", param="model"
+        )
     if "dynamic" in _rope_types(config):
         raise UnsupportedModelError(
             "rope type 'dynamic' is not supported: its factors depend on the batch", param="model"

@@ -170,7 +170,7 @@ class StageHost:
         hidden = None if self.is_first else torch.zeros(2, width, dtype=dtype, device=self.device)
         ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device) if self.is_first else None
         with torch.inference_mode():
-            self._forward(ids, hidden, torch.arange(2, device=self.device)[None], probe, None)
+            self.forward(ids, hidden, torch.arange(2, device=self.device)[None], probe, None)
         if sorted(probe.shapes) != list(range(self.spec.lo, self.spec.hi)):
             raise CheckpointError(f"layers {sorted(probe.shapes)} ran, but the stage has {self.spec.lo}-{self.spec.hi}")
         self._arena = KVArena(probe.shapes, self.spec.page_size, dtype, self.device)
@@ -265,7 +265,7 @@ class StageHost:
             if hidden is not None:
                 self._streams.hold(hidden)
                 hidden = hidden.to(self.device, self.dtype, non_blocking=True)
-            out = self._forward(ids, hidden, positions, cache, _sampling_rows(step) if self.is_last else None)
+            out = self.forward(ids, hidden, positions, cache, _sampling_rows(step) if self.is_last else None)
             sampled = self._sample(sampling, out) if sampling else None
             mark = self._streams.finish(begun)
         return Launched(
@@ -323,7 +323,7 @@ class StageHost:
                     ids.append(torch.tensor([literal]))
         return torch.cat(ids)[None]
 
-    def _forward(
+    def forward(
         self,
         ids: torch.Tensor | None,
         hidden: torch.Tensor | None,

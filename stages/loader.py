@@ -59,7 +59,7 @@ def load_stage_model(spec: StageSpec) -> LoadedModel:
         UnsupportedModelError: The model's type is refused, or its rotary embedding depends on the batch.
         CheckpointError: A file is unreadable, or tensors are missing, of the wrong shape, or of no known model part.
     """
-    with _LOADING, _quiet_transformers():
+    with _LOADING, quiet_transformers():
         try:
             config = transformers.AutoConfig.from_pretrained(spec.model_path, local_files_only=True)
         except (OSError, ValueError) as error:
@@ -106,7 +106,13 @@ def device_dtype(spec: StageSpec, config: Any) -> str:
 
 def _causal_lm_class(config: Any) -> Any:
     check_config(config.to_dict())
-    return transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    try:
+        return transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    except KeyError:
+        raise UnsupportedModelError(
+            f"model type {config.model_type!r} is not supported: transformers has no causal language model of it",
+            param="model",
+        ) from None
 
 
 def _stage_class(whole: Any, spec: StageSpec) -> Any:
@@ -119,6 +125,8 @@ def _stage_class(whole: Any, spec: StageSpec) -> Any:
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         whole.__init__(self, config, *args, **kwargs)
         base = getattr(self, self.base_model_prefix)
+        if not isinstance(getattr(base, "layers", None), nn.ModuleList):
+            raise UnsupportedModelError(f"the layers of {whole.__name__} are not where they are looked for")
         for index in range(len(base.layers)):
             if not spec.lo <= index < spec.hi:
                 base.layers[index] = PassThrough()
@@ -200,7 +208,7 @@ def _check_keys(info: dict[str, Any], known: Any, path: str) -> None:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Keep transformers' progress bars and loading report, which lists the other stages' tensors, off stderr."""
     verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()

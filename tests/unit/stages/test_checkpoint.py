@@ -59,7 +59,17 @@ def test_generation_config_has_the_last_word_on_eos(tmp_path: Path) -> None:
         (
             {"model_type": "qwen3_next"},
             UnsupportedModelError,
-            "'qwen3_next' is not supported; supported: deepseek_v3, gemma2",
+            "'qwen3_next' is not supported: its linear",
+        ),
+        (
+            {"model_type": "gemma3n_text"},
+            UnsupportedModelError,
+            "'gemma3n_text' is not supported: each layer",
+        ),
+        (
+            {"model_type": "gemma3", "text_config": {}},
+            UnsupportedModelError,
+            "'gemma3' is not supported: it reads",
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, r"quantised \(fp8\): it needs a GPU"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, UnsupportedModelError, "rope type 'dynamic'"),
