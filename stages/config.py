@@ -10,35 +10,40 @@ from typing import Any
 
 from actorpp.errors import CheckpointError, ConfigError, UnsupportedModelError
 
-# Each of these is held to transformers' own answers, split and whole, by the exactness suite.
-SUPPORTED_MODEL_TYPES = frozenset({"granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"})
+# Each of these is held to transformers' own answers, split and whole, by the exactness suite. Others are checked at
+# first use (actorpp.stages.selfcheck).
+SUPPORTED_MODEL_TYPES = frozenset(
+    {"deepseek_v3", "gemma2", "gemma3_text", "gpt_neox", "gpt_oss", "granite", "llama", "mistral", "mixtral", "olmo2"}
+    | {"phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "starcoder2"}
+)
+REFUSED_MODEL_TYPES = {
+    "gemma3n": "each layer has inputs of its own",
+    "gemma3n_text": "each layer has inputs of its own",
+    "qwen3_next": "its linear attention has a state that is no KV cache",
+}
 DTYPES = ("float32", "bfloat16", "float16")
-_BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
 def check_config(config: dict[str, Any], *, device: str | None = None) -> None:
-    """Refuse a model by name.
+    """Refuse a model by name, as far as its config tells.
 
     Args:
         config: The object in config.json.
         device: Where it shall run, if that is known.
 
     Raises:
-        UnsupportedModelError: Its type, rotary embedding or sliding window, or its quantisation on this device.
+        UnsupportedModelError: Its type or rotary embedding, or its quantisation on this device.
     """
-    model_type = config.get("model_type")
-    if model_type not in SUPPORTED_MODEL_TYPES:
+    model_type = str(config.get("model_type"))
+    if model_type in REFUSED_MODEL_TYPES or "text_config" in config:
+        reason = REFUSED_MODEL_TYPES.get(model_type, "it reads more than text")
         allowed = ", ".join(sorted(SUPPORTED_MODEL_TYPES))
-        raise UnsupportedModelError(f"model type {model_type!r} is not supported; supported: {allowed}", param="model")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type"))
-    if rope_type in _BATCH_DEPENDENT_ROPE:
         raise UnsupportedModelError(
-            f"rope type {rope_type!r} is not supported: its factors depend on the batch", param="model"
+            f"model type {model_type!r} is not supported: {reason}; supported: {allowed}", param="model"
         )
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
+    if "dynamic" in _rope_types(config):
         raise UnsupportedModelError(
-            f"sliding-window attention (here {config['sliding_window']} tokens) is not supported", param="model"
+            "rope type 'dynamic' is not supported: its factors depend on the batch", param="model"
         )
     quantisation = config.get("quantization_config")
     if quantisation is not None and device == "cpu":
@@ -81,6 +86,13 @@ def read_json(file: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} does not hold a JSON object", param="model")
     return value
+
+
+def _rope_types(config: dict[str, Any]) -> set[str]:
+    """The types of rotary embedding in a config: one, or one per kind of layer."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    each = [value for value in rope.values() if isinstance(value, dict)] or [rope]
+    return {str(value.get("rope_type", value.get("type"))) for value in each}
 
 
 @cache

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from actorpp.errors import CheckpointError, ConfigError, ProtocolError
-from actorpp.stages.attention import choose_backend
+from actorpp.stages.backends import choose_backend
 from actorpp.stages.kv import KVArena, PageTable
 from actorpp.stages.loader import LoadedModel, load_stage_model
 from actorpp.stages.logprobs import TokenLogprobs, output_logprobs, prompt_logprobs, prompt_rows
@@ -157,7 +157,7 @@ class StageHost:
         hidden = None if self.is_first else torch.zeros(2, width, dtype=dtype, device=self.device)
         ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device) if self.is_first else None
         with torch.inference_mode():
-            self._forward(ids, hidden, torch.arange(2, device=self.device)[None], probe, None)
+            self.forward(ids, hidden, torch.arange(2, device=self.device)[None], probe, None)
         if sorted(probe.shapes) != list(range(self.spec.lo, self.spec.hi)):
             raise CheckpointError(f"layers {sorted(probe.shapes)} ran, but the stage has {self.spec.lo}-{self.spec.hi}")
         self._arena = KVArena(probe.shapes, self.spec.page_size, dtype, self.device)
@@ -256,7 +256,7 @@ class StageHost:
                 self._streams.hold(hidden)
                 hidden = hidden.to(self.device, self.dtype, non_blocking=True)
             rows = [*_sampling_rows(step), *prompt_rows(step, self._requests)] if self.is_last else None
-            out = self._forward(ids, hidden, positions, cache, rows)
+            out = self.forward(ids, hidden, positions, cache, rows)
             sampled = self._sample(sampling, out[: len(sampling)]) if sampling else None
             wanted = (
                 output_logprobs(sampling, self._requests, out, sampled[0]) if sampled is not None else None,
@@ -323,7 +323,7 @@ class StageHost:
                     ids.append(torch.tensor([literal]))
         return torch.cat(ids)[None]
 
-    def _forward(
+    def forward(
         self,
         ids: torch.Tensor | None,
         hidden: torch.Tensor | None,

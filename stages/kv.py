@@ -14,6 +14,8 @@ import torch
 
 from actorpp.errors import ProtocolError
 
+KeyValue = tuple[torch.Tensor, torch.Tensor]
+
 
 class LayerShape(NamedTuple):
     """Widths of one layer's keys and values; they may differ between layers and from each other."""
@@ -111,7 +113,7 @@ class KVArena:
         self._keys[layer].index_copy_(1, slots, keys)
         self._values[layer].index_copy_(1, slots, values)
 
-    def views(self, layer: int, runs: Iterable[Run]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def views(self, layer: int, runs: Iterable[Run]) -> list[KeyValue]:
         """Keys (key_heads, n, key_dim) and values (value_heads, n, value_dim) of each run, in place."""
         keys, values = self._keys[layer], self._values[layer]
         return [(keys.narrow(1, run.slot, run.length), values.narrow(1, run.slot, run.length)) for run in runs]

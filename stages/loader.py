@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +18,10 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as hf_logging
 
-from actorpp.errors import CheckpointError
+from actorpp.errors import CheckpointError, UnsupportedModelError
 from actorpp.stages.attention import ATTENTION_NAME, register
 from actorpp.stages.config import check_config, choose_dtype
 from actorpp.stages.spec import StageSpec
@@ -58,7 +59,7 @@ def load_stage_model(spec: StageSpec) -> LoadedModel:
         UnsupportedModelError: The model's type is refused, or its rotary embedding depends on the batch.
         CheckpointError: A file is unreadable, or tensors are missing, of the wrong shape, or of no known model part.
     """
-    with _LOADING, _quiet_transformers():
+    with _LOADING, quiet_transformers():
         try:
             config = transformers.AutoConfig.from_pretrained(spec.model_path, local_files_only=True)
         except (OSError, ValueError) as error:
@@ -87,6 +88,7 @@ def load_stage_model(spec: StageSpec) -> LoadedModel:
         except (OSError, RuntimeError, SafetensorError) as error:
             raise CheckpointError(f"{spec.model_path}: {_line(error)}") from error
         _check_keys(info, _state_shapes(whole, config).keys(), spec.model_path)
+        _fix_longrope(model, spec.context_length)
     layers = getattr(model, model.base_model_prefix).layers
     storages = {p.untyped_storage().data_ptr(): p.nbytes for p in model.parameters()}
     return LoadedModel(model, layers[spec.lo], sum(storages.values()))
@@ -104,7 +106,13 @@ def device_dtype(spec: StageSpec, config: Any) -> str:
 
 def _causal_lm_class(config: Any) -> Any:
     check_config(config.to_dict())
-    return transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    try:
+        return transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    except KeyError:
+        raise UnsupportedModelError(
+            f"model type {config.model_type!r} is not supported: transformers has no causal language model of it",
+            param="model",
+        ) from None
 
 
 def _stage_class(whole: Any, spec: StageSpec) -> Any:
@@ -117,20 +125,47 @@ def _stage_class(whole: Any, spec: StageSpec) -> Any:
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         whole.__init__(self, config, *args, **kwargs)
         base = getattr(self, self.base_model_prefix)
+        if not isinstance(getattr(base, "layers", None), nn.ModuleList):
+            raise UnsupportedModelError(f"the layers of {whole.__name__} are not where they are looked for")
         for index in range(len(base.layers)):
             if not spec.lo <= index < spec.hi:
                 base.layers[index] = PassThrough()
         if not (spec.is_first or (last and config.tie_word_embeddings)):
-            base.embed_tokens = PassThrough()
+            _pass_through(base, lambda name, module: module is base.get_input_embeddings())
         if not last:
-            base.norm = PassThrough()
-            self.lm_head = PassThrough()
+            _pass_through(base, lambda name, module: "norm" in name)
+            _pass_through(self, lambda name, module: module is self.get_output_embeddings())
         self.post_init()
 
     body: dict[str, Any] = {"__init__": init, "__module__": whole.__module__, "__qualname__": whole.__qualname__}
     if not last:
         body["_tied_weights_keys"] = {}
     return type(whole.__name__, (whole,), body)
+
+
+def _fix_longrope(model: nn.Module, context_length: int) -> None:
+    """Pick the factors of longrope once, from the context length.
+
+    transformers picks them anew in each forward from the largest position, so that requests would change one another's
+    keys, and chunks of one prompt would not fit together.
+    """
+    for module in model.modules():
+        rope_type = getattr(module, "rope_type", None)
+        if isinstance(rope_type, dict) and "longrope" in rope_type.values():
+            raise UnsupportedModelError("longrope for some kinds of layers only is not supported", param="model")
+        if rope_type == "longrope":
+            rotary: Any = module
+            frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](
+                rotary.config, rotary.inv_freq.device, seq_len=context_length
+            )
+            rotary.inv_freq.copy_(frequencies)
+            rotary.rope_type = "longrope, fixed"  # not a name on which transformers would pick again
+
+
+def _pass_through(parent: nn.Module, chosen: Callable[[str, nn.Module], bool]) -> None:
+    """Take the chosen children out; families call them by different names."""
+    for name in [name for name, module in parent.named_children() if chosen(name, module)]:
+        setattr(parent, name, PassThrough())
 
 
 def _state_shapes(model_class: Any, config: Any) -> dict[str, torch.Tensor]:
@@ -173,7 +208,7 @@ def _check_keys(info: dict[str, Any], known: Any, path: str) -> None:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Keep transformers' progress bars and loading report, which lists the other stages' tensors, off stderr."""
     verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()
@@ -188,4 +223,7 @@ def _quiet_transformers() -> Iterator[None]:
 
 def _line(error: BaseException) -> str:
     """The first line of an error's text."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if "conversion of the weights" in line:  # it refers to a report that is not shown
+        return "tensors that belong together, such as the experts of a layer, are missing or do not fit"
+    return line

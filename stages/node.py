@@ -30,6 +30,7 @@ from actorpp.stages.messages import (
     Topology,
     TraceSpans,
 )
+from actorpp.stages.selfcheck import check_model_type
 from actorpp.stages.session import StageSession
 from actorpp.stages.switch import EpochSwitch
 from actorpp.stages.trace import SpanRecorder
@@ -83,6 +84,7 @@ class StageNode(Actor):
             loop.call_soon_threadsafe(self.wiring.to_driver, LoadProgress(done, total))
 
         try:
+            await self.offload(check_model_type, self.host.spec)
             await self.offload(self.host.load, progress)
         except ActorppError as error:  # the model's or the machine's fault, not this actor's
             self.wiring.to_driver(StageError(None, error.code, error.message))

@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers.cache_utils import Cache
 
-from actorpp.stages.kv import KVArena, LayerShape, PageTable, Run
-
-KeyValue = tuple[torch.Tensor, torch.Tensor]
+from actorpp.stages.kv import KeyValue, KVArena, LayerShape, PageTable, Run
 
 
 class PackedSegment(NamedTuple):

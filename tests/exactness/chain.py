@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+import msgspec
 import torch
 
 from actorpp.stages.config import read_json
@@ -23,17 +24,18 @@ class Chain:
 
     Args:
         path: The checkpoint.
-        stages: Their number.
+        stages: Their number, or the layers of each.
         num_pages: Pages of each arena.
         options: Further fields of StageSpec.
     """
 
-    def __init__(self, path: Path, stages: int, *, num_pages: int = 64, **options: object) -> None:
+    def __init__(self, path: Path, stages: int | Sequence[int], *, num_pages: int = 64, **options: object) -> None:
         layers = (read_json(path / "config.json") or {})["num_hidden_layers"]
-        shared = {"num_stages": stages, "model_path": str(path), "dtype": "float32", **options}
+        cuts = partition(layers, stages) if isinstance(stages, int) else partition(layers, len(stages), stages)
+        shared = {"num_stages": len(cuts), "model_path": str(path), "dtype": "float32", **options}
         self.hosts = [
             StageHost(StageSpec(stage=stage, lo=lo, hi=hi, **shared))  # type: ignore[arg-type]
-            for stage, (lo, hi) in enumerate(partition(layers, stages))
+            for stage, (lo, hi) in enumerate(cuts)
         ]
         self.seq = 0
         self.outputs: dict[int, Output] = {}
@@ -45,6 +47,16 @@ class Chain:
     def page_size(self) -> int:
         """Tokens of a page."""
         return self.hosts[0].spec.page_size
+
+    def restart(self, page_size: int, num_pages: int) -> None:
+        """Forget all requests and go on with other pages; the weights stay. Old contents become NaN."""
+        for host in self.hosts:
+            host.reset()
+            host.spec = msgspec.structs.replace(host.spec, page_size=page_size)
+            host.arena.page_size = page_size
+            host.allocate(num_pages)
+            host.arena.poison(range(num_pages))
+        self.outputs.clear()
 
     def admit(
         self,

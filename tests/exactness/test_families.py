@@ -1,98 +1,93 @@
-"""Every supported model type as a tiny random model: split over 1, 2 and 4 stages, chunked, against transformers."""
+"""Every supported model type as a tiny random model, split and chunked, against transformers.
+
+One long prompt shows that all splits give the same bits; an array of plans that covers all pairs of stages, chunks,
+pages, slots and requests holds each sampled row to the oracle. ``python -m tests.exactness --full`` runs all plans.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from actorpp.errors import UnsupportedModelError
 from actorpp.stages.config import SUPPORTED_MODEL_TYPES
 from tests.exactness.chain import Chain, recorded_logits
-from tests.exactness.oracle import Answer, Case, ask
+from tests.exactness.families import FAMILIES, NEW_TOKENS, Held, prepare
+from tests.exactness.faults import FAULTS, FOR_ALL
+from tests.exactness.plans import DIMENSIONS, Chains, Plan, check_plan, covering_plans, pairs
 from tests.exactness.policy import TINY, TokenTally, check_bit_equal, check_logits
-from tests.exactness.tiny import save_tiny
 
-LENGTH, CHUNK, NEW_TOKENS, PAGE = 150, 37, 24, 16
-ENDS = [36, 73, 110, 147, 149]
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 1e4,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
-CASES: dict[str, tuple[str, dict[str, object]]] = {
-    "llama with llama3 rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
-    "llama with yarn and biases": ("llama", {"rope_parameters": YARN, "attention_bias": True, "mlp_bias": True}),
-    "qwen2": ("qwen2", {}),
-    "qwen3, heads wider than the hidden states": ("qwen3", {"head_dim": 32}),
-    "mistral without a window": ("mistral", {"sliding_window": None}),
-    "granite with its four factors": (
-        "granite",
-        {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 4.0, "attention_multiplier": 0.2},
-    ),
-    "olmo2": ("olmo2", {}),
-    "phi3, fused projections": ("phi3", {}),
-    "smollm3, layers without rope": ("smollm3", {"no_rope_layer_interval": 2, "tie_word_embeddings": True}),
-}
+CHUNK, PAGE = 131, 16
+ARRAY = {family.model_type: name for name, family in FAMILIES.items()}.values()  # the last of each type
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("families")
-    return {
-        name: save_tiny(root / str(index), model_type, seed=index, **options)
-        for index, (name, (model_type, options)) in enumerate(CASES.items())
-    }
+def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Held]:
+    return prepare(FAMILIES, tmp_path_factory.mktemp("families"))
 
 
 @pytest.fixture(scope="module")
-def ids(prompt_3000: list[int]) -> list[int]:
-    return [token % 320 for token in prompt_3000[:LENGTH]]
-
-
-@pytest.fixture(scope="module")
-def oracle(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path], ids: list[int]) -> dict[str, Answer]:
-    cases = [Case(name, str(path), "float32", ids, ENDS, NEW_TOKENS) for name, path in checkpoints.items()]
-    return ask(cases, tmp_path_factory.mktemp("oracle"))
-
-
-@pytest.fixture(scope="module")
-def tally() -> TokenTally:
-    return TokenTally(TINY)
+def tally() -> Iterator[TokenTally]:
+    counted = TokenTally(TINY)
+    yield counted
+    counted.finish()
 
 
 def test_every_supported_type_is_held_to_the_oracle() -> None:
-    assert {model_type for model_type, _ in CASES.values()} == SUPPORTED_MODEL_TYPES
+    assert {family.model_type for family in FAMILIES.values()} == SUPPORTED_MODEL_TYPES
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_split_model_answers_as_the_whole(
-    name: str, checkpoints: dict[str, Path], ids: list[int], oracle: dict[str, Answer], tally: TokenTally
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_split_gives_the_same_bits_and_the_oracles_tokens(
+    name: str, held: dict[str, Held], tally: TokenTally
 ) -> None:
-    answer = oracle[name]
+    """A prompt of several blocks of rows and many windows; the last chunk is short."""
+    one = held[name]
+    ids, answer = one.prompts[0], one.answers[0]
     assert len(set(answer.tokens)) >= 8
+    ends = [min(at + CHUNK, len(ids)) - 1 for at in range(0, len(ids), CHUNK)]
     whole: torch.Tensor | None = None
     for stages in (1, 2, 4):
-        chain = Chain(checkpoints[name], stages, page_size=PAGE)
-        chain.admit(1, ids, range(1, 12))
+        chain = Chain(one.path, stages, page_size=PAGE, context_length=one.family.context_length)
+        chain.admit(1, ids, range(1, 2 + (len(ids) + NEW_TOKENS) // PAGE))
         with recorded_logits() as rows:
-            chain.prefill(1, LENGTH, CHUNK)
-            tokens = chain.decode(1, LENGTH, NEW_TOKENS)
+            chain.prefill(1, len(ids), CHUNK)
+            tokens = chain.decode(1, len(ids), NEW_TOKENS)
         logits = torch.stack(rows)
         whole = logits if whole is None else whole
         check_bit_equal(logits, whole)
-        check_logits(logits[: len(ENDS)], answer.at_positions, TINY)
-        check_logits(logits[len(ENDS) - 1 :], answer.logits, TINY)
+        check_logits(logits[: len(ends)], answer.at_positions[ends], TINY)
+        check_logits(logits[len(ends) - 1 :], answer.logits, TINY)
         tally.check(f"{name}, {stages} stages", tokens, answer.tokens, answer.logits)
-    assert not tally.ambiguous
 
 
-def test_model_that_needs_what_is_not_computed_is_refused(tmp_path: Path) -> None:
-    path = save_tiny(tmp_path, "mistral", sliding_window=64)
-    with pytest.raises(UnsupportedModelError, match="sliding-window"):
-        Chain(path, 2)
+@pytest.mark.parametrize("name", ARRAY)
+def test_every_pair_of_circumstances_gives_the_oracles_answers(
+    name: str, held: dict[str, Held], tally: TokenTally
+) -> None:
+    chains = Chains(held[name])
+    for plan in covering_plans():
+        check_plan(chains[plan.partition], plan, held[name], tally)
+
+
+def test_the_array_covers_every_pair_with_at_most_forty_plans() -> None:
+    plans = covering_plans()
+    assert len(plans) <= 40
+    covered = set().union(*(pairs(vars(plan)) for plan in plans))
+    sizes = [len(values) for values in DIMENSIONS.values()]
+    assert len(covered) == (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_planted_fault_is_seen(name: str, held: dict[str, Held]) -> None:
+    """What this suite is for: one plan that passes, and fails with each fault that concerns the family."""
+    plan = Plan((2, 3), chunk=16, page_size=4, slots=1, requests=4, interleaved=True)
+    check_plan(Chains(held[name])[plan.partition], plan, held[name], TokenTally(TINY))
+    for fault in sorted(held[name].family.faults | FOR_ALL.keys()):
+        with FAULTS[fault](), pytest.raises(AssertionError, match="logits differ"):
+            check_plan(Chains(held[name])[plan.partition], plan, held[name], TokenTally(TINY))
+
+
+def test_every_fault_concerns_a_family() -> None:
+    assert set().union(FOR_ALL, *(family.faults for family in FAMILIES.values())) == set(FAULTS)

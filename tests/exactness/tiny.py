@@ -16,8 +16,11 @@ VOCAB = 320
 SPREAD = 0.2
 
 
-def save_tiny(folder: Path, model_type: str, *, seed: int = 0, **options: object) -> Path:
+def save_tiny(folder: Path, model_type: str, *, seed: int = 0, vectors: float = 0.1, **options: object) -> Path:
     """Save a random causal LM of five layers with grouped heads (4 over 2) to ``folder`` and return it.
+
+    Biases, norms and sinks begin as constants, so that one in the wrong place would not show: ``vectors`` is the spread
+    of what is added to them.
 
     The initializer's range is large, for at the usual 0.02 a wrong position or a lost page changes hardly a token; and
     not larger, for at 0.3 transformers' own results differ by the whole tolerance between one chunk and many.
@@ -36,7 +39,12 @@ def save_tiny(folder: Path, model_type: str, *, seed: int = 0, **options: object
     }
     torch.manual_seed(seed)
     config = AutoConfig.for_model(model_type, **settings)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if vectors and parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * vectors)
+    model.save_pretrained(folder)
     return folder
 
 

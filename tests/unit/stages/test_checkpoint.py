@@ -59,11 +59,25 @@ def test_generation_config_has_the_last_word_on_eos(tmp_path: Path) -> None:
         (
             {"model_type": "qwen3_next"},
             UnsupportedModelError,
-            "'qwen3_next' is not supported; supported: granite, llama",
+            "'qwen3_next' is not supported: its linear",
+        ),
+        (
+            {"model_type": "gemma3n_text"},
+            UnsupportedModelError,
+            "'gemma3n_text' is not supported: each layer",
+        ),
+        (
+            {"model_type": "gemma3", "text_config": {}},
+            UnsupportedModelError,
+            "'gemma3' is not supported: it reads",
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, r"quantised \(fp8\): it needs a GPU"),
-        ({"sliding_window": 4096}, UnsupportedModelError, r"sliding-window attention \(here 4096 tokens\)"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, UnsupportedModelError, "rope type 'dynamic'"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}, "sliding_attention": None}},
+            UnsupportedModelError,
+            "rope type 'dynamic'",
+        ),
         ({"num_hidden_layers": None}, CheckpointError, "lacks or garbles"),
     ],
 )
@@ -79,12 +93,6 @@ def test_quantised_checkpoint_is_not_refused_on_a_gpu(tmp_path: Path) -> None:
     quantised = CONFIG | {"quantization_config": {"quant_method": "fp8"}}
     folder = _folder(tmp_path / "m", {"config.json": quantised, "model.safetensors": ""})
     assert read_checkpoint(folder, device="cuda:0").num_layers == 30
-
-
-def test_sliding_window_that_is_switched_off_is_no_obstacle(tmp_path: Path) -> None:
-    window = {"model_type": "qwen2", "sliding_window": 131072, "use_sliding_window": False}
-    folder = _folder(tmp_path / "m", {"config.json": CONFIG | window, "model.safetensors": ""})
-    assert read_checkpoint(folder).model_type == "qwen2"
 
 
 def test_folder_without_weights_serves_dummies_only(tmp_path: Path) -> None:

@@ -114,7 +114,10 @@ def test_cut_off_file_is_an_error(untied: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "model type 'gpt2' is not supported"),
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "the layers of GPT2LMHeadModel are not where"),
+        ({"model_type": "bert", "architectures": ["BertModel"]}, "the layers of BertLMHeadModel are not where"),
+        ({"model_type": "vit"}, "'vit' is not supported: transformers has no causal language model of it"),
+        ({"model_type": "qwen3_next"}, "'qwen3_next' is not supported: its linear attention"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope type 'dynamic'"),
     ],
 )
