@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from actorpp.cli import options as o
+from actorpp.config import SERVER_FLAGS
 
 app = typer.Typer(
     help="Pipeline-parallel LLM inference for long prompts.",
@@ -20,7 +21,6 @@ app = typer.Typer(
 REQUEST_FLAGS = (
     "chat", "max_tokens", "ignore_eos", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
 )  # fmt: skip
-SERVER_FLAGS = ("host", "port", "insecure_bind")
 
 
 def _print_version(wanted: bool) -> None:

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from actorpp.cli.display import Output, ProgressDisplay, figures
+from actorpp.cli.display import Output, figures
 from actorpp.config import EngineConfig
 from actorpp.engine import Engine
 from actorpp.errors import ConfigError
+from actorpp.progress import ProgressDisplay
 from actorpp.serving.api import Progress
 from actorpp.serving.gateway import CompletionResult, Delta, Gateway
 from actorpp.serving.request import CompletionRequest

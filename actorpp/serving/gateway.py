@@ -51,12 +51,25 @@ class CompletionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion:
-    """A request that the engine has accepted. Iterate it once, to the end, or call ``abort``."""
+    """A request that the engine has accepted. Iterate it once, to the end, or call ``abort``.
 
-    def __init__(self, handle: RequestHandle, prompt_tokens: int, decoder: IncrementalDecoder | None) -> None:
-        self.prompt_tokens = prompt_tokens
+    Attributes:
+        prompt: The text that was tokenised, a chat's after its template; None when ids were given.
+        prompt_ids: What the engine was given.
+    """
+
+    def __init__(
+        self, handle: RequestHandle, prompt: str | None, prompt_ids: list[int], decoder: IncrementalDecoder | None
+    ) -> None:
+        self.prompt = prompt
+        self.prompt_ids = prompt_ids
         self._handle = handle
         self._decoder = decoder
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Their number."""
+        return len(self.prompt_ids)
 
     def abort(self) -> None:
         """End it early; safe at any time and any number of times. The result then says ``abort``."""
@@ -148,7 +161,7 @@ class Gateway:
             InvalidRequestError, ContextLengthExceededError, OverloadedError, DeadlineExceededError.
         """
         started = asyncio.get_running_loop().time()
-        prompt_ids = await self._prompt_ids(request)
+        prompt, prompt_ids = await self._tokenised(request)
         if not prompt_ids:
             raise InvalidRequestError("the prompt is empty", param="prompt")
         if len(prompt_ids) + request.max_tokens > self.context_length:
@@ -162,18 +175,24 @@ class Gateway:
             if deadline_s <= 0:
                 raise DeadlineExceededError("the deadline passed while the prompt was tokenised", param="deadline_ms")
         handle = self.engine.submit(prompt_ids, request.params(deadline_s))
-        return Completion(handle, len(prompt_ids), IncrementalDecoder(self._codec) if self._codec else None)
+        return Completion(handle, prompt, prompt_ids, IncrementalDecoder(self._codec) if self._codec else None)
 
-    async def _prompt_ids(self, request: CompletionRequest) -> list[int]:
+    async def _tokenised(self, request: CompletionRequest) -> tuple[str | None, list[int]]:
+        """The prompt's text, if it is one, and its ids."""
         if request.prompt_tokens is not None:
-            return request.prompt_tokens
+            return None, request.prompt_tokens
         codec = self._codec
         if codec is None:
             raise InvalidRequestError("the model has no tokenizer: give prompt_tokens", param="prompt")
-        text, messages = request.prompt, request.messages
-        if messages is not None:  # the template writes the special tokens itself
-            return await self._off_loop(lambda: codec.encode(codec.render_chat(messages), add_special_tokens=False))
-        return await self._off_loop(lambda: codec.encode(text or ""))
+
+        def tokenise() -> tuple[str, list[int]]:
+            if request.messages is None:
+                text = request.prompt or ""
+                return text, codec.encode(text)
+            text = codec.render_chat(request.messages)
+            return text, codec.encode(text, add_special_tokens=False)  # the template writes them itself
+
+        return await self._off_loop(tokenise)
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         running = self._threads.submit(work)

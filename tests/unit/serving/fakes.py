@@ -67,6 +67,7 @@ def make_tokenizer(folder: Path, **config: Any) -> Path:
 @dataclass
 class FakeCheckpoint:
     tokenizer: Path | None = None
+    path: Path = Path("fake")
 
 
 class FakeHandle:
