@@ -100,7 +100,7 @@ class Engine:
         )
         self.context_length = self._choose_context_length(self.checkpoint)
         specs = self._specs(self.checkpoint)
-        self._system = self._home or await stack.enter_async_context(ActorSystem("driver"))
+        self._system: ActorSystem = self._home or await stack.enter_async_context(ActorSystem("driver"))
         self._stages = StageGroup(
             specs,
             self._ports(stack),
