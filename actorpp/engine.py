@@ -100,7 +100,10 @@ class Engine:
         )
         self.context_length = self._choose_context_length(self.checkpoint)
         specs = self._specs(self.checkpoint)
-        self._system: ActorSystem = self._home or await stack.enter_async_context(ActorSystem("driver"))
+        system = self._home
+        if system is None:
+            system = await stack.enter_async_context(ActorSystem("driver"))
+        self._system = system
         self._stages = StageGroup(
             specs,
             self._ports(stack),
