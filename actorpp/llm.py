@@ -10,7 +10,7 @@ import asyncio
 import operator
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
@@ -20,7 +20,7 @@ import structlog
 
 from actorpp.background import EngineThread
 from actorpp.config import SERVER_FLAGS, EngineConfig, by_field
-from actorpp.errors import AbortedError, ActorppError, ConfigError, InvalidRequestError
+from actorpp.errors import AbortedError, ConfigError, InvalidRequestError, RequestError, StageFailedError
 from actorpp.logs import configure_structlog
 from actorpp.progress import ProgressDisplay
 from actorpp.serving.api import EngineStats, FinishReason, RequestMetrics
@@ -170,7 +170,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
@@ -188,8 +188,7 @@ class LLM:
             InvalidRequestError: A prompt or its parameters cannot work, so none is answered.
             RequestError: A prompt failed, and the others were aborted. A note says which one.
         """
-        many: Sequence[Any] = [prompts] if _is_one_prompt(prompts) else prompts  # type: ignore[assignment]
-        return self._complete([_request_fields(prompt) for prompt in many], sampling_params, use_tqdm)
+        return self._complete([_request_fields(prompt) for prompt in _each(prompts)], sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -277,19 +276,21 @@ class LLM:
 
 @contextmanager
 def _noting(index: int, count: int) -> Iterator[None]:
-    """Says with an error which of several prompts it is about."""
+    """Says with an error of one prompt's own which of several it is."""
     try:
         yield
-    except ActorppError as error:
-        if count > 1:
+    except RequestError as error:
+        if count > 1 and not isinstance(error, StageFailedError | AbortedError):
             error.add_note(f"prompt number {index}, counted from 0")
         raise
 
 
-def _is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
+def _each(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
+    """One prompt is a list of one."""
     if isinstance(prompts, str | Mapping):
-        return True
-    return hasattr(next(iter(prompts), None), "__index__")  # of numpy and torch too
+        return [prompts]
+    several = list(prompts)
+    return [several] if several and hasattr(several[0], "__index__") else several  # numpy's and torch's numbers too
 
 
 def _request_fields(prompt: Prompt) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import pytest
 import actorpp.background
 from actorpp import LLM, SamplingParams
 from actorpp.config import EngineConfig
-from actorpp.errors import AbortedError, ActorppError, ConfigError, InvalidRequestError, ModelNotFoundError
+from actorpp.errors import AbortedError, ConfigError, InvalidRequestError, ModelNotFoundError, StageFailedError
 from actorpp.serving.api import OnStartup
 from actorpp.serving.request import CompletionRequest
 from actorpp.serving.tokenizer import TextCodec
@@ -104,6 +104,7 @@ def test_every_form_of_a_prompt(fakes: Fakes, llm: LLM) -> None:
     assert [output.prompt_token_ids for output in outputs] == ids
     assert [output.prompt for output in outputs] == ["the cat", "the hat", None, None, None]
     assert sorted(handle.prompt_ids for handle in fakes.engine.submitted) == sorted(ids)
+    assert len(llm.generate(prompt for prompt in prompts)) == len(prompts)
     for single in prompts:  # each is also accepted alone, and still gives a list
         assert len(llm.generate(single)) == 1
     assert llm.generate([]) == []
@@ -373,6 +374,7 @@ def test_what_is_left_open_ends_with_its_last_reference(fakes: Fakes) -> None:
 
 
 def test_a_failed_engine_is_a_typed_error(fakes: Fakes, llm: LLM) -> None:
-    fakes.engine.failure = ActorppError("a stage died")
-    with pytest.raises(ActorppError, match="a stage died"):
-        llm.generate("the cat")
+    fakes.engine.failure = StageFailedError("a stage died")
+    with pytest.raises(StageFailedError, match="a stage died") as raised:
+        llm.generate(["the cat", "the hat"], use_tqdm=False)
+    assert not hasattr(raised.value, "__notes__")  # it is about no prompt of its own
