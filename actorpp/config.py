@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,6 +32,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "context_length": ("max_model_len",),
     "async_depth": ("pp_async_batch_depth",),
 }
+SERVER_FLAGS = ("host", "port", "insecure_bind")
+"""Options that mean something only where a socket is served."""
+
 _FIELD_OF_ALIAS = {alias: field for field, aliases in ALIASES.items() for alias in aliases}
 
 _file_values: ContextVar[dict[str, Any]] = ContextVar("file_values", default={})  # noqa: B039 - never mutated
@@ -269,14 +273,23 @@ def read_config_file(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"--config {path}: expected a mapping from options to values", param="config")
+    return by_field(values, where=f"--config {path}: ")
+
+
+def by_field(values: Mapping[Any, Any], *, where: str = "") -> dict[str, Any]:
+    """Options by the names of EngineConfig's fields; hyphens and other systems' spellings are accepted.
+
+    Raises:
+        ConfigError: An option is unknown, or given twice; ``where`` begins the message.
+    """
     options: dict[str, Any] = {}
     for key, value in values.items():
         name = str(key).replace("-", "_")
         field = _FIELD_OF_ALIAS.get(name, name)
         if field not in EngineConfig.model_fields:
-            raise ConfigError(f"--config {path}: unknown option {key!r}", param=str(key))
+            raise ConfigError(f"{where}unknown option {key!r}", param=str(key))
         if field in options:
-            raise ConfigError(f"--config {path}: {key!r} says again what another key says", param=field)
+            raise ConfigError(f"{where}{key!r} says again what another key says", param=field)
         options[field] = value
     return options
 

@@ -54,10 +54,19 @@ class Engine:
         config: What to run.
         on_startup: Told how far the start has come.
         trace: Record what every stage does, for ``write_trace``.
+        system: Home of the engine's actors, beside a program's own; by default a system of the engine's.
     """
 
-    def __init__(self, config: EngineConfig, *, on_startup: OnStartup | None = None, trace: bool = False) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        on_startup: OnStartup | None = None,
+        trace: bool = False,
+        system: ActorSystem | None = None,
+    ) -> None:
         self.config = config
+        self._home = system
         self.num_stages = config.stages
         self._on_startup = on_startup or (lambda progress: None)
         self._trace = trace
@@ -92,7 +101,10 @@ class Engine:
         )
         self.context_length = self._choose_context_length(self.checkpoint)
         specs = self._specs(self.checkpoint)
-        self._system = await stack.enter_async_context(ActorSystem("driver"))
+        system = self._home
+        if system is None:
+            system = await stack.enter_async_context(ActorSystem("driver"))
+        self._system = system
         self._stages = StageGroup(
             specs,
             self._ports(stack),

@@ -19,7 +19,17 @@ class _Stderr:
 
 
 def configure_logging(level: str) -> None:
-    """Send log lines of ``level`` ("debug" to "error") and above to stderr, with colours on a terminal."""
+    """Send log lines of ``level`` ("debug" to "error") and above to stderr, with colours on a terminal.
+
+    For processes of our own: it sets the standard library's root logger up as well.
+    """
+    configure_structlog(level)
+    number = max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING)
+    logging.basicConfig(level=number, stream=sys.stderr, format="%(name)s: %(message)s")
+
+
+def configure_structlog(level: str) -> None:
+    """Our own log lines alone: in a program of someone else's, its other loggers are not touched."""
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
@@ -32,4 +42,3 @@ def configure_logging(level: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(_Stderr()),  # type: ignore[arg-type]  # write and flush are all
         cache_logger_on_first_use=False,
     )
-    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, format="%(name)s: %(message)s")

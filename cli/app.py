@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from actorpp.cli import options as o
+from actorpp.config import SERVER_FLAGS
 
 app = typer.Typer(
     help="Pipeline-parallel LLM inference for long prompts.",
@@ -23,7 +24,6 @@ REQUEST_FLAGS = (
     "logit_bias", "logprobs", "prompt_logprobs",
 )  # fmt: skip
 PROMPT_FLAGS = ("prompt", "prompt_file", "prompt_tokens_file")
-SERVER_FLAGS = ("host", "port", "insecure_bind")
 
 
 def _print_version(wanted: bool) -> None:

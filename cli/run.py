@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from actorpp.cli.display import Output, ProgressDisplay, figures
+from actorpp.cli.display import Output, figures
 from actorpp.config import EngineConfig
 from actorpp.engine import Engine
 from actorpp.errors import ConfigError
+from actorpp.progress import ProgressDisplay
 from actorpp.serving.api import Progress
 from actorpp.serving.gateway import CompletionResult, Delta, Gateway
 from actorpp.serving.request import CompletionRequest

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,9 +22,9 @@ CEILING_S = 120.0  # nothing here takes a tenth of it on a quiet machine
 class Command:
     """A running command. ``stderr`` and ``stdout`` hold the lines so far; ``wait_for`` waits for the next match."""
 
-    def __init__(self, *arguments: str, environment: dict[str, str]) -> None:
+    def __init__(self, *arguments: str, environment: dict[str, str], program: Sequence[str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "actorpp.cli", *arguments],
+            [sys.executable, *program, *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -77,9 +77,11 @@ class Command:
 
 
 @contextmanager
-def running(*arguments: str, environment: dict[str, str]) -> Iterator[Command]:
+def running(
+    *arguments: str, environment: dict[str, str], program: Sequence[str] = ("-m", "actorpp.cli")
+) -> Iterator[Command]:
     """A command that is killed, with all its descendants, if the test leaves it running."""
-    command = Command(*arguments, environment=environment)
+    command = Command(*arguments, environment=environment, program=program)
     try:
         yield command
     finally:

@@ -13,9 +13,9 @@ import pytest
 import typer
 
 import actorpp.cli.run
-from actorpp.cli.app import REQUEST_FLAGS, SERVER_FLAGS, app
+from actorpp.cli.app import REQUEST_FLAGS, app
 from actorpp.cli.main import main
-from actorpp.config import ALIASES, EngineConfig, flag_of
+from actorpp.config import ALIASES, SERVER_FLAGS, EngineConfig, flag_of
 from actorpp.errors import (
     CheckpointError,
     ConfigError,

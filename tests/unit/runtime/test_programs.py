@@ -44,6 +44,9 @@ assert "asyncio" not in sys.modules
 assert actorpp.__version__[0].isdigit()
 import actorpp.runtime, actorpp.testing
 assert not [name for name in {heavy} if name in sys.modules]
+assert [getattr(actorpp, name) for name in actorpp.__all__]
+assert not [name for name in {heavy[:2]} if name in sys.modules]
+assert "EngineConfig" in dir(actorpp)
 """
     ran = python("-c", code)
     assert ran.returncode == 0, ran.stderr

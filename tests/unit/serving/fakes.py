@@ -70,6 +70,7 @@ def make_tokenizer(folder: Path, **config: Any) -> Path:
 @dataclass
 class FakeCheckpoint:
     tokenizer: Path | None = None
+    path: Path = Path("fake")
 
 
 def logprob(token: int, top: int) -> TokenLogprob:

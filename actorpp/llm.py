@@ -1,0 +1,314 @@
+"""Offline inference from plain Python: prompts in, answers out, in the shape that people know from vLLM.
+
+``LLM`` wraps an engine in a thread of its own; a program with an asyncio loop may use ``actorpp.Engine``. No torch
+here, unless the stages run in this process (``transport="inproc"``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypedDict
+
+import msgspec
+import structlog
+
+from actorpp.background import EngineThread
+from actorpp.config import SERVER_FLAGS, EngineConfig, by_field
+from actorpp.errors import AbortedError, ConfigError, InvalidRequestError, RequestError, StageFailedError
+from actorpp.logs import configure_structlog
+from actorpp.progress import ProgressDisplay
+from actorpp.serving.api import EngineStats, FinishReason, RequestMetrics
+from actorpp.serving.gateway import CompletionResult
+from actorpp.serving.request import CompletionRequest, parse_request
+
+
+class TextPrompt(TypedDict):
+    """A text, completed as it stands."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """Token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+Message = Mapping[str, Any]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """What to ask of one prompt. Names and defaults are vLLM's; each field is the request's field of the same name.
+
+    Attributes:
+        max_tokens: Tokens to generate at most.
+        temperature: 0 is greedy.
+        top_k: Keep the k most likely tokens; 0 or -1 keeps all.
+        top_p: Keep the smallest set of tokens whose probability reaches this.
+        min_p: Keep tokens of at least this share of the most likely one's probability.
+        repetition_penalty: Above 1 discourages tokens of the prompt and the output.
+        seed: Makes sampling repeatable; None draws one.
+        ignore_eos: Go on past end-of-sequence tokens.
+
+    Raises:
+        InvalidRequestError: A value is of the wrong type or out of range.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        self.request(prompt="")
+
+    def request(self, **prompt: Any) -> CompletionRequest:
+        """The request with these parameters for a prompt, given as CompletionRequest takes it."""
+        fields = msgspec.structs.asdict(self)
+        if self.top_k == -1:
+            fields["top_k"] = 0
+        return parse_request(fields | prompt)
+
+
+class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer. ``logprobs`` is None unless the request asked for them.
+
+    Attributes:
+        text: Without special tokens; empty when the model has no tokenizer.
+        finish_reason: ``stop`` or ``length``.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    logprobs: list[Any] | None = None
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """All about one prompt. ``prompt`` is its text, a chat's after the template, or None when token ids were given."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics
+
+
+class LLM:
+    """A model on its pipeline stages, for this program alone.
+
+    Use it in a ``with`` block, or call ``close``; what is left open ends with the program. Methods may be called from
+    any thread, and where an asyncio loop is running, as in a notebook; they block until the answers are there.
+
+    Args:
+        model: Hub id, local folder or GGUF file; the embedded default model when not given.
+        config: YAML, JSON or TOML file with options, as the command line takes it.
+        use_tqdm_on_load: Show on stderr how far the start has come.
+        options: What ``actorpp run`` has flags for, with underscores: ``stages=4, dtype="float32"``. Other systems'
+            names (``pipeline_parallel_size``) and ACTORPP_ variables work as there.
+
+    Raises:
+        ConfigError: An option is unknown or cannot work.
+        ModelNotFoundError, UnsupportedModelError, CheckpointError: The message says what was wrong.
+        StageFailedError: A stage did not come up.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        config: str | os.PathLike[str] | None = None,
+        use_tqdm_on_load: bool = True,
+        **options: Any,
+    ) -> None:
+        fields = by_field(options if model is None else {"model": os.fspath(model), **options})
+        for name in SERVER_FLAGS:
+            if name in fields:
+                raise ConfigError(f"{name} is for serving: an LLM listens nowhere", param=name)
+        engine = EngineConfig.load(None if config is None else Path(config), **fields)
+        if not structlog.is_configured():
+            configure_structlog(engine.log_level)
+        # Nobody else asks this engine, so prompts beyond its limits wait here, and are never refused as overload.
+        places = engine.max_running_requests + engine.max_queued_requests
+        self._places = asyncio.Semaphore(places)
+        display = ProgressDisplay()
+        try:
+            self._thread = EngineThread(
+                engine.model_copy(update={"max_queued_requests": places}),
+                engine.model or "",
+                display.startup if use_tqdm_on_load else None,
+            )
+        finally:
+            display.close()
+        self._end = weakref.finalize(self, self._thread.close)
+
+    def close(self) -> None:
+        """End the engine with all its processes, and calls under way with AbortedError. Safe to call again."""
+        self._end()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def model_path(self) -> Path:
+        """Folder of the checkpoint in use."""
+        return self._thread.engine.checkpoint.path
+
+    def generate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts, many at once. Ctrl-C aborts all of them; the LLM can be used again.
+
+        Args:
+            prompts: One or many: a text, a list of token ids, ``{"prompt": …}`` or ``{"prompt_token_ids": […]}``.
+            sampling_params: For all prompts, or one for each; SamplingParams() when not given.
+            use_tqdm: Show on stderr how many of several prompts are done.
+
+        Returns:
+            One result for each prompt, in their order.
+
+        Raises:
+            InvalidRequestError: A prompt or its parameters cannot work, so none is answered.
+            RequestError: A prompt failed, and the others were aborted. A note says which one.
+        """
+        return self._complete([_request_fields(prompt) for prompt in _each(prompts)], sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one chat, or a list of chats, through the model's template. As ``generate`` otherwise.
+
+        Args:
+            messages: ``[{"role": "user", "content": "…"}, …]``, or a list of such lists.
+        """
+        chats = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self._complete([{"messages": list(chat)} for chat in chats], sampling_params, use_tqdm)
+
+    def stats(self) -> EngineStats:
+        """The engine's figures at this moment."""
+
+        async def figures() -> EngineStats:
+            return self._thread.gateway.stats()
+
+        return self._thread.call(figures)
+
+    def _complete(
+        self,
+        prompts: list[dict[str, Any]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        each = [params or SamplingParams()] * len(prompts) if isinstance(params, SamplingParams | None) else params
+        if len(each) != len(prompts):
+            raise InvalidRequestError(
+                f"{len(each)} sampling_params for {len(prompts)} prompts", param="sampling_params"
+            )
+        requests = []
+        for index, (prompt, own) in enumerate(zip(prompts, each, strict=True)):
+            with _noting(index, len(prompts)):
+                requests.append(own.request(**prompt))
+        display = ProgressDisplay() if use_tqdm and len(requests) > 1 else None
+        return self._thread.call(lambda: self._run(requests, display))
+
+    async def _run(self, requests: list[CompletionRequest], display: ProgressDisplay | None) -> list[RequestOutput]:
+        outputs: dict[int, RequestOutput] = {}
+
+        async def run(index: int, request: CompletionRequest) -> None:
+            with _noting(index, len(requests)):
+                outputs[index] = await self._run_one(request)
+            if display is not None:
+                display.show("generate", len(outputs), len(requests), "prompts")
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, request in enumerate(requests):
+                    await self._places.acquire()
+                    task = group.create_task(run(index, request))
+                    task.add_done_callback(lambda _: self._places.release())
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            if display is not None:
+                display.close()
+        return [outputs[index] for index in range(len(requests))]
+
+    async def _run_one(self, request: CompletionRequest) -> RequestOutput:
+        completion = await self._thread.gateway.complete(request)
+        result: CompletionResult | None = None
+        try:
+            async for event in completion:
+                if isinstance(event, CompletionResult):
+                    result = event
+        finally:
+            completion.abort()
+        if result is None:
+            raise AbortedError("the request ended without a result")
+        output = CompletionOutput(
+            index=0, text=result.text, token_ids=list(result.token_ids), finish_reason=result.finish_reason
+        )
+        return RequestOutput(
+            prompt=completion.prompt,
+            prompt_token_ids=completion.prompt_ids,
+            outputs=[output],
+            metrics=result.metrics,
+        )
+
+
+@contextmanager
+def _noting(index: int, count: int) -> Iterator[None]:
+    """Says with an error of one prompt's own which of several it is."""
+    try:
+        yield
+    except RequestError as error:
+        if count > 1 and not isinstance(error, StageFailedError | AbortedError):
+            error.add_note(f"prompt number {index}, counted from 0")
+        raise
+
+
+def _each(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
+    """One prompt is a list of one."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    several = list(prompts)
+    return [several] if several and hasattr(several[0], "__index__") else several  # numpy's and torch's numbers too
+
+
+def _request_fields(prompt: Prompt) -> dict[str, Any]:
+    """The prompt as CompletionRequest takes it."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    ids: Any = prompt
+    if isinstance(prompt, Mapping):
+        if list(prompt) == ["prompt"]:
+            return dict(prompt)
+        if list(prompt) != ["prompt_token_ids"]:
+            raise InvalidRequestError(
+                "a prompt is a text, a list of token ids, {'prompt': …} or {'prompt_token_ids': […]}, "
+                f"not a mapping with {', '.join(map(repr, prompt)) or 'nothing in it'}",
+                param="prompt",
+            )
+        ids = prompt["prompt_token_ids"]  # type: ignore[typeddict-item]
+    try:
+        return {"prompt_tokens": [operator.index(token) for token in ids]}
+    except TypeError as error:
+        raise InvalidRequestError(f"token ids are integers: {error}", param="prompt_token_ids") from None
