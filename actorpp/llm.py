@@ -25,6 +25,7 @@ from actorpp.logs import configure_structlog
 from actorpp.progress import ProgressDisplay
 from actorpp.serving.api import EngineStats, FinishReason, RequestMetrics
 from actorpp.serving.gateway import CompletionResult
+from actorpp.serving.logprobs import TokenLogprob
 from actorpp.serving.request import CompletionRequest, parse_request
 
 
@@ -53,7 +54,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         top_k: Keep the k most likely tokens; 0 or -1 keeps all.
         top_p: Keep the smallest set of tokens whose probability reaches this.
         min_p: Keep tokens of at least this share of the most likely one's probability.
+        n: Outputs of one prompt; more than one only with a temperature.
         repetition_penalty: Above 1 discourages tokens of the prompt and the output.
+        presence_penalty, frequency_penalty: Above 0 discourage tokens that the output has.
+        logit_bias: What is added to the logits of some token ids.
+        min_tokens: Tokens before which nothing stops the output.
+        stop: A string, or several, that end the output; the text ends before the first of them.
+        stop_token_ids: Ids that end the output, beside end-of-sequence.
+        include_stop_str_in_output: Leave the stop string in the text.
+        logprobs: Give each output token's log-probability, and so many of the likeliest tokens with theirs.
+        prompt_logprobs: The same for the prompt's tokens.
         seed: Makes sampling repeatable; None draws one.
         ignore_eos: Go on past end-of-sequence tokens.
 
@@ -61,12 +71,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         InvalidRequestError: A value is of the wrong type or out of range.
     """
 
+    n: int = 1
     max_tokens: int = 16
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = {}
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     ignore_eos: bool = False
 
@@ -81,28 +101,46 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return parse_request(fields | prompt)
 
 
+class Logprob(msgspec.Struct, frozen=True):
+    """Natural log-probability of a token at one place, and its rank there; 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+
+
+Logprobs = dict[int, Logprob]
+"""At one place, by token id: the token that is there, then the likeliest ones."""
+
+
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. ``logprobs`` is None unless the request asked for them.
+    """One answer.
 
     Attributes:
         text: Without special tokens; empty when the model has no tokenizer.
         finish_reason: ``stop`` or ``length``.
+        stop_reason: The stop string or stop id that ended it; None for end-of-sequence.
+        logprobs: One for each of ``token_ids``; None unless the request asked for them.
     """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
-    logprobs: list[Any] | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[Logprobs] | None = None
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """All about one prompt. ``prompt`` is its text, a chat's after the template, or None when token ids were given."""
+    """All about one prompt. ``prompt`` is its text, a chat's after the template, or None when token ids were given.
+
+    ``prompt_logprobs`` has one for each prompt token, None for the first; it is None unless the request asked for them.
+    """
 
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     metrics: RequestMetrics
+    prompt_logprobs: list[Logprobs | None] | None = None
 
 
 class LLM:
@@ -263,15 +301,31 @@ class LLM:
             completion.abort()
         if result is None:
             raise AbortedError("the request ended without a result")
-        output = CompletionOutput(
-            index=0, text=result.text, token_ids=list(result.token_ids), finish_reason=result.finish_reason
-        )
         return RequestOutput(
             prompt=completion.prompt,
             prompt_token_ids=completion.prompt_ids,
-            outputs=[output],
+            outputs=[
+                CompletionOutput(
+                    index=index,
+                    text=output.text,
+                    token_ids=list(output.token_ids),
+                    finish_reason=output.finish_reason,
+                    stop_reason=output.stop_reason,
+                    logprobs=None if output.logprobs is None else [_by_id(token) for token in output.logprobs],
+                )
+                for index, output in enumerate(result.outputs)
+            ],
             metrics=result.metrics,
+            prompt_logprobs=None
+            if result.prompt_logprobs is None
+            else [None if token is None else _by_id(token) for token in result.prompt_logprobs],
         )
+
+
+def _by_id(token: TokenLogprob) -> Logprobs:
+    own = {token.token_id: Logprob(token.logprob, token.rank)}
+    best = {id: Logprob(logprob, rank) for rank, (id, logprob) in enumerate(token.top, start=1)}
+    return own | best
 
 
 @contextmanager

@@ -175,21 +175,31 @@ def test_an_error_says_which_prompt_and_ends_the_others(fakes: Fakes, llm: LLM) 
 
 # vLLM's name, its default, another value, and where the engine sees it.
 PARAMETERS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
+    "n": (1, 2, lambda params: params.index + 1),
     "max_tokens": (16, 5, lambda params: params.max_tokens),
     "temperature": (1.0, 0.5, lambda params: params.sampling.temperature),
     "top_k": (0, 7, lambda params: params.sampling.top_k),
     "top_p": (1.0, 0.5, lambda params: params.sampling.top_p),
     "min_p": (0.0, 0.25, lambda params: params.sampling.min_p),
     "repetition_penalty": (1.0, 1.5, lambda params: params.sampling.repetition_penalty),
+    "presence_penalty": (0.0, 0.5, lambda params: params.sampling.presence_penalty),
+    "frequency_penalty": (0.0, 0.5, lambda params: params.sampling.frequency_penalty),
+    "logit_bias": ({}, {5: 1.0}, lambda params: dict(params.sampling.logit_bias)),
+    "min_tokens": (0, 2, lambda params: params.sampling.min_tokens),
+    "stop_token_ids": ((), (3,), lambda params: params.stop_token_ids),
+    "logprobs": (None, 2, lambda params: params.sampling.logprobs),
+    "prompt_logprobs": (None, 2, lambda params: params.sampling.prompt_logprobs),
     "seed": (None, 3, lambda params: params.seed),
     "ignore_eos": (False, True, lambda params: params.ignore_eos),
 }
 
+TEXT_PARAMETERS = {"stop": (), "include_stop_str_in_output": False}  # seen in the text: test_stop_strings_end_the_text
+
 
 def test_every_parameter_is_tested_and_known_to_requests() -> None:
-    assert set(SamplingParams.__struct_fields__) == set(PARAMETERS)
-    assert set(PARAMETERS) <= set(CompletionRequest.__struct_fields__)
-    assert msgspec.structs.asdict(SamplingParams()) == {name: default for name, (default, _, _) in PARAMETERS.items()}
+    defaults = {name: default for name, (default, _, _) in PARAMETERS.items()} | TEXT_PARAMETERS
+    assert msgspec.structs.asdict(SamplingParams()) == defaults
+    assert set(defaults) <= set(CompletionRequest.__struct_fields__)
 
 
 def test_every_parameter_reaches_the_engine(fakes: Fakes, llm: LLM) -> None:
@@ -199,6 +209,33 @@ def test_every_parameter_reaches_the_engine(fakes: Fakes, llm: LLM) -> None:
         assert [seen(handle.params) for handle in fakes.engine.submitted[-2:]] == [default, other], name
     llm.generate("the cat", SamplingParams(top_k=-1))
     assert fakes.engine.submitted[-1].params.sampling.top_k == 0
+
+
+def test_stop_strings_end_the_text(fakes: Fakes, llm: LLM) -> None:
+    ids = fakes.codec.encode(ANSWER, add_special_tokens=False)
+    fakes.engine.answer = lambda prompt: ids
+    text, stop = ANSWER, ANSWER[3:6]
+    (cut,) = llm.generate("the cat", SamplingParams(max_tokens=100, stop=stop))
+    assert cut.outputs[0].text == text[: text.index(stop)]
+    assert (cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == ("stop", stop)
+    (kept,) = llm.generate("the cat", SamplingParams(max_tokens=100, stop=[stop], include_stop_str_in_output=True))
+    assert kept.outputs[0].text == text[: text.index(stop) + len(stop)]
+
+
+def test_log_probabilities_come_by_token_id(llm: LLM) -> None:
+    (result,) = llm.generate("the cat", SamplingParams(max_tokens=3, logprobs=2, prompt_logprobs=1))
+    (output,) = result.outputs
+    assert output.logprobs is not None
+    assert [next(iter(place)) for place in output.logprobs] == output.token_ids
+    assert all(place[token].rank >= 1 for place, token in zip(output.logprobs, output.token_ids, strict=True))
+    assert result.prompt_logprobs is not None
+    assert result.prompt_logprobs[0] is None
+    assert [next(iter(place or {})) for place in result.prompt_logprobs[1:]] == result.prompt_token_ids[1:]
+
+
+def test_several_outputs_of_one_prompt(llm: LLM) -> None:
+    (result,) = llm.generate("the cat", SamplingParams(n=3))
+    assert [output.index for output in result.outputs] == [0, 1, 2]
 
 
 def test_one_set_of_parameters_or_one_for_each(fakes: Fakes, llm: LLM) -> None:
