@@ -18,12 +18,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+PROMPT_FLAGS = ("prompt", "prompt_file", "prompt_tokens_file")
 REQUEST_FLAGS = (
     "chat", "n", "max_tokens", "ignore_eos", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output",
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "logit_bias", "logprobs", "prompt_logprobs",
 )  # fmt: skip
-PROMPT_FLAGS = ("prompt", "prompt_file", "prompt_tokens_file")
 
 
 def _print_version(wanted: bool) -> None:

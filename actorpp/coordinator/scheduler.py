@@ -305,7 +305,7 @@ class Scheduler:
     def _end(self, request: Request, how: EndReason | RequestError) -> None:
         if request.phase is Phase.ENDED:
             return
-        if request in self.waiting:  # else it is admitted, or not submitted yet: an abort overtakes
+        if request.phase is Phase.WAITING and request in self.waiting:  # it may still be on its way: an abort overtakes
             self.waiting.remove(request)
         request.phase = Phase.ENDED
         self.finished += 1

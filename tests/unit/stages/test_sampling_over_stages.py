@@ -19,7 +19,7 @@ PARAMS = {
     "seeded": SamplingParams(**SEEDED),
     "another seed": SamplingParams(**SEEDED | {"seed": 12}),
     "repetition": SamplingParams(repetition_penalty=1.7),
-    "presence": SamplingParams(presence_penalty=2.0),
+    "presence": SamplingParams(presence_penalty=-2.0),
     "frequency": SamplingParams(frequency_penalty=-2.0),
     "bias": SamplingParams(logit_bias=tuple((token, 3.0) for token in range(0, 320, 7))),
     "min_tokens": SamplingParams(min_tokens=7, end_ids=tuple(range(0, 320, 3))),
