@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from actorpp.stages.checkpoint import resolve
 from actorpp.testing import no_leaks
 
 TESTS = Path(__file__).parent
+
+settings.register_profile("repeatable", derandomize=True, database=None)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)
