@@ -137,6 +137,7 @@ class Held:
 
     Attributes:
         prompts: The longest first; the oracle goes on from it for ``NEW_TOKENS`` tokens.
+        bfloat16: What transformers says in bfloat16 at the positions of the first prompt.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Held:
     path: Path
     prompts: list[list[int]]
     answers: list[Answer]
+    bfloat16: Answer
 
     @property
     def short(self) -> list[tuple[list[int], Answer]]:
@@ -152,7 +154,7 @@ class Held:
         return list(zip(self.prompts[-count:], self.answers[-count:], strict=True))
 
 
-def ask_for(family: Family) -> list[list[int]]:
+def prompts_of(family: Family) -> list[list[int]]:
     """The family's prompts."""
     rng = random.Random(family.seed)
     lengths = [*([LONG] if family.context_length >= LONG + NEW_TOKENS else []), *family.short]
@@ -161,16 +163,19 @@ def ask_for(family: Family) -> list[list[int]]:
 
 def prepare(names: Iterable[str], folder: Path) -> dict[str, Held]:
     """Save the tiny models under ``folder`` and ask the oracle about them, once for all."""
-    held: dict[str, Held] = {}
-    cases: list[Case] = []
-    for index, name in enumerate(names):
-        family = FAMILIES[name]
+    families = {name: FAMILIES[name] for name in names}
+    paths, cases = {}, []
+    for index, (name, family) in enumerate(families.items()):
         path = save_tiny(folder / str(index), family.model_type, seed=family.seed, **family.options)
-        held[name] = Held(name, family, path, ask_for(family), [])
-        for number, ids in enumerate(held[name].prompts):
-            tokens = SHORT_NEW_TOKENS if number else NEW_TOKENS
-            cases.append(Case(f"{name}/{number}", str(path), "float32", ids, list(range(len(ids))), tokens))
-    answers = ask(cases, folder)
-    for name, one in held.items():
-        one.answers.extend(answers[f"{name}/{number}"] for number in range(len(one.prompts)))
+        paths[name] = path
+        asked = [(str(number), "float32", ids) for number, ids in enumerate(prompts_of(family))]
+        for label, dtype, ids in (*asked, ("bfloat16", "bfloat16", asked[0][2])):
+            tokens = NEW_TOKENS if label == "0" else SHORT_NEW_TOKENS
+            cases.append(Case(f"{name}/{label}", str(path), dtype, ids, list(range(len(ids))), tokens))
+    found = ask(cases, folder)
+    held = {}
+    for name, family in families.items():
+        prompts = prompts_of(family)
+        answers = [found[f"{name}/{number}"] for number in range(len(prompts))]
+        held[name] = Held(name, family, paths[name], prompts, answers, found[f"{name}/bfloat16"])
     return held
