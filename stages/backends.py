@@ -6,7 +6,7 @@ visible are masked. Results over different keys are merged by their log-sum-exps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,6 +18,8 @@ from actorpp.stages.kv import KeyValue
 
 BLOCK_ROWS = 128
 BLOCK_KEYS = 2048
+_LOWEST = torch.finfo(torch.float32).min  # stands for -inf where a row saw no key: the difference is no NaN
+_SMALLEST = torch.finfo(torch.float32).tiny
 
 
 class Scoring(NamedTuple):
@@ -124,7 +126,8 @@ def merge(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Ten
         The output over all keys in float32, and its log-sum-exp.
     """
     lse = torch.logsumexp(torch.stack([part for _, part in parts]), dim=0)
-    weighted = [out.float() * _shares(part[..., None], lse) for out, part in parts]
+    known = lse.clamp_min(_LOWEST)
+    weighted = [out.float() * torch.exp(part - known)[..., None] for out, part in parts]
     return torch.stack(weighted).sum(dim=0), lse
 
 
@@ -165,29 +168,32 @@ class FlashBackend:
 
     No matrix of scores is ever made. In the history the heads of a group are folded into the rows, so that its keys are
     not repeated. On one core this took two thirds of the time of plain matrix products over blocks of rows, and of one
-    masked call (1024 queries over 4096 keys, 9 heads over 3, float32 and bfloat16). What the kernel has no word for
-    goes to ``BlockBackend``.
+    masked call (1024 queries over 4096 keys, 9 heads over 3, float32 and bfloat16). Where a window hides keys, the
+    rows go in masked blocks. What the kernel has no word for goes to ``BlockBackend``.
     """
 
     def attend(
         self, query: torch.Tensor, history: History, scoring: Scoring, *, with_lse: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See ``AttentionBackend``."""
-        heads, n, width = query.shape
+        n = query.shape[1]
         past = history.length - n
-        if scoring.softcap is not None or not history.one_width or scoring.seen_by_all(range(past, past + n)).start:
+        if scoring.softcap is not None or not history.one_width:
             return BlockBackend().attend(query, history, scoring, with_lse=with_lse)
+        if scoring.seen_by_all(range(past, past + n)).start > 0:
+            blocks = [_folded_flash(*block, scoring) for block in _row_blocks(query, history, scoring)]
+            out, lse = (torch.cat(side, dim=1) for side in zip(*blocks, strict=True))
+            return out, lse if with_lse else None
         alone = n == 1  # then its own key is one more that is seen without a mask
-        parts = []
-        for _, (keys, values) in history.pieces(range(past + alone)):
-            folded = query.reshape(keys.shape[0], -1, width)
-            out, lse = _flash(folded, keys, values, scoring.scaling, causal=False)
-            parts.append((out.reshape(heads, n, -1), lse.reshape(heads, n)))
+        parts = [
+            _folded_flash(query, keys, values, None, scoring)
+            for _, (keys, values) in history.pieces(range(past + alone))
+        ]
         if not alone:
             keys, values = history.join(range(past, past + n))
-            repeats = heads // keys.shape[0]
+            repeats = query.shape[0] // keys.shape[0]
             keys, values = keys.repeat_interleave(repeats, 0), values.repeat_interleave(repeats, 0)
-            parts.append(_flash(query, keys, values, scoring.scaling, causal=True))
+            parts.append(_flash(query, keys, values, scoring, causal=True))
         out, lse = parts[0] if len(parts) == 1 else merge(parts)
         return out.to(query.dtype), lse if with_lse else None
 
@@ -203,29 +209,17 @@ class SdpaBackend:
             return BlockBackend().attend(query, history, scoring, with_lse=with_lse)
         n = query.shape[1]
         past = history.length - n
-        all_seen = scoring.seen(range(past, past + n))
-        keys, values = history.join(all_seen)
-        fused = query.is_cuda and scoring.seen_by_all(range(past, past + n)).start == 0
-        step = n if fused else BLOCK_ROWS
-        outs = []
-        for first in range(0, n, step):
-            queries = range(past + first, past + min(first + step, n))
-            seen = scoring.seen(queries)
-            mask: Any
-            if fused and n > 1:
-                mask = causal_lower_right(n, history.length)
-            else:
-                mask = scoring.mask(queries, seen, query.device)
-            within = slice(seen.start - all_seen.start, seen.stop - all_seen.start)
-            out = functional.scaled_dot_product_attention(
-                query[None, :, first : first + step],
-                keys[None, :, within],
-                values[None, :, within],
-                mask,
-                scale=scoring.scaling,
-                enable_gqa=True,
-            )
-            outs.append(out[0])
+        blocks: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]]
+        if query.is_cuda and n > 1 and scoring.seen_by_all(range(past, past + n)).start == 0:
+            blocks = [(query, *history.join(range(history.length)), causal_lower_right(n, history.length))]
+        else:
+            blocks = _row_blocks(query, history, scoring)
+        outs = [
+            functional.scaled_dot_product_attention(
+                rows[None], keys[None], values[None], mask, scale=scoring.scaling, enable_gqa=True
+            )[0]
+            for rows, keys, values, mask in blocks
+        ]
         return torch.cat(outs, dim=1), None
 
 
@@ -246,26 +240,66 @@ def _products(
     """Attention of (heads, rows, width) over a block of keys; a row that sees none gives zeros and a sum of -inf."""
     heads, rows, width = query.shape
     folded = query.reshape(keys.shape[0], -1, width)
-    scores = (folded @ keys.transpose(1, 2)).float() * scoring.scaling
+    scores = (folded @ keys.transpose(1, 2)).float().mul_(scoring.scaling)
     if scoring.softcap is not None:
-        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+        scores.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
     if mask is not None:
-        scores = scores.view(-1, *mask.shape).masked_fill(~mask, -torch.inf).view_as(scores)
-    lse = torch.logsumexp(scores, dim=-1)
-    out = _shares(scores, lse).to(values.dtype) @ values
-    return out.reshape(heads, rows, -1), lse.reshape(heads, rows)
+        scores.view(-1, *mask.shape).masked_fill_(~mask, -torch.inf)
+    largest = scores.amax(dim=-1).clamp_min(_LOWEST)
+    weights = scores.sub_(largest[..., None]).exp_()
+    total = weights.sum(dim=-1)
+    out = (weights.to(values.dtype) @ values).float() / total.clamp_min(_SMALLEST)[..., None]
+    return out.reshape(heads, rows, -1), (largest + total.log()).reshape(heads, rows)
 
 
-def _shares(scores: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-    """exp(scores - lse) for scores (..., n, m) and sums (..., n); zero, not NaN, where both are -inf."""
-    return torch.exp(scores - lse.clamp_min(torch.finfo(torch.float32).min)[..., None])
+def _row_blocks(
+    query: torch.Tensor, history: History, scoring: Scoring
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    """Blocks of the queries, each with the keys and values that any of them sees, and the mask if not all see all."""
+    n = query.shape[1]
+    past = history.length - n
+    every = scoring.seen(range(past, past + n))
+    keys, values = history.join(every)
+    for first in range(0, n, BLOCK_ROWS):
+        last = min(first + BLOCK_ROWS, n)
+        queries = range(past + first, past + last)
+        seen = scoring.seen(queries)
+        within = slice(seen.start - every.start, seen.stop - every.start)
+        mask = scoring.mask(queries, seen, query.device)
+        yield query[:, first:last], keys[:, within], values[:, within], mask
+
+
+def _folded_flash(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernel with the heads of a group as rows of one head; ``mask`` is bool (n, m) for each of them."""
+    heads, n, width = query.shape
+    folded = query.reshape(keys.shape[0], -1, width)
+    bias = None
+    if mask is not None:
+        bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+        bias = bias.repeat(heads // keys.shape[0], 1)
+    out, lse = _flash(folded, keys, values, scoring, causal=False, bias=bias)
+    return out.reshape(heads, n, -1), lse.reshape(heads, n)
 
 
 def _flash(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, *, causal: bool
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scoring: Scoring,
+    *,
+    causal: bool,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The kernel on (heads, n, width) tensors: output and float32 log-sum-exp (heads, n)."""
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query[None], keys[None], values[None], 0.0, causal, scale=scaling
+        query[None],
+        keys[None],
+        values[None],
+        0.0,
+        causal,
+        attn_mask=None if bias is None else bias[None, None],
+        scale=scoring.scaling,
     )
     return out[0], lse[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.exactness.families import FAMILIES, Held, prepare
 from tests.exactness.oracle import Answer, Case, ask
 from tests.exactness.policy import DEFAULT_MODEL, TokenTally
 from tests.exactness.prompts import ENDS, NEW_TOKENS
@@ -20,6 +21,12 @@ def prompt_3000() -> list[int]:
     """3000 ids of real text in the default model's tokenizer."""
     ids: list[int] = json.loads((DATA / "prompt_3000.json").read_text())["ids"]
     return ids
+
+
+@pytest.fixture(scope="session")
+def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Held]:
+    """Every family of tiny models, with its prompts and the oracle's answers."""
+    return prepare(FAMILIES, tmp_path_factory.mktemp("families"))
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,9 @@ from tests.exactness.oracle import Answer, Case, ask
 from tests.exactness.tiny import VOCAB, save_tiny
 
 LONG = 300
-SHORT = (44, 1, 9, 23)
+SHORT = (31, 1, 9, 23)
 NEW_TOKENS = 24
-SHORT_NEW_TOKENS = 5
+SHORT_NEW_TOKENS = 4
 WINDOW = 20
 
 
@@ -118,7 +118,7 @@ FAMILIES: dict[str, Family] = {
         "phi3",
         {"rope_parameters": LONGROPE, "original_max_position_embeddings": 8},
         frozenset({"factors of a short context"}),
-        short=(44, 9, 11, 23),  # transformers picks the factors by each prompt's own length
+        short=(31, 9, 11, 23),  # transformers picks the factors by each prompt's own length
         seed=1,
     ),
     "deepseek_v3": Family("deepseek_v3", EXPERTS | MLA | {"q_lora_rank": 24}, seed=1),
@@ -128,12 +128,16 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+ONE_OF_EACH_TYPE = list({family.model_type: name for name, family in FAMILIES.items()}.values())  # the last of each
+
+
 @dataclass(frozen=True)
 class Held:
     """A family's checkpoint with what it is asked, and the oracle's answers.
 
     Attributes:
         prompts: The longest first; the oracle goes on from it for ``NEW_TOKENS`` tokens.
+        bfloat16: What transformers says in bfloat16 at the positions of the first prompt.
     """
 
     name: str
@@ -141,6 +145,7 @@ class Held:
     path: Path
     prompts: list[list[int]]
     answers: list[Answer]
+    bfloat16: Answer
 
     @property
     def short(self) -> list[tuple[list[int], Answer]]:
@@ -149,7 +154,7 @@ class Held:
         return list(zip(self.prompts[-count:], self.answers[-count:], strict=True))
 
 
-def ask_for(family: Family) -> list[list[int]]:
+def prompts_of(family: Family) -> list[list[int]]:
     """The family's prompts."""
     rng = random.Random(family.seed)
     lengths = [*([LONG] if family.context_length >= LONG + NEW_TOKENS else []), *family.short]
@@ -158,16 +163,19 @@ def ask_for(family: Family) -> list[list[int]]:
 
 def prepare(names: Iterable[str], folder: Path) -> dict[str, Held]:
     """Save the tiny models under ``folder`` and ask the oracle about them, once for all."""
-    held: dict[str, Held] = {}
-    cases: list[Case] = []
-    for index, name in enumerate(names):
-        family = FAMILIES[name]
+    families = {name: FAMILIES[name] for name in names}
+    paths, cases = {}, []
+    for index, (name, family) in enumerate(families.items()):
         path = save_tiny(folder / str(index), family.model_type, seed=family.seed, **family.options)
-        held[name] = Held(name, family, path, ask_for(family), [])
-        for number, ids in enumerate(held[name].prompts):
-            tokens = SHORT_NEW_TOKENS if number else NEW_TOKENS
-            cases.append(Case(f"{name}/{number}", str(path), "float32", ids, list(range(len(ids))), tokens))
-    answers = ask(cases, folder)
-    for name, one in held.items():
-        one.answers.extend(answers[f"{name}/{number}"] for number in range(len(one.prompts)))
+        paths[name] = path
+        asked = [(str(number), "float32", ids) for number, ids in enumerate(prompts_of(family))]
+        for label, dtype, ids in (*asked, ("bfloat16", "bfloat16", asked[0][2])):
+            tokens = NEW_TOKENS if label == "0" else SHORT_NEW_TOKENS
+            cases.append(Case(f"{name}/{label}", str(path), dtype, ids, list(range(len(ids))), tokens))
+    found = ask(cases, folder)
+    held = {}
+    for name, family in families.items():
+        prompts = prompts_of(family)
+        answers = [found[f"{name}/{number}"] for number in range(len(prompts))]
+        held[name] = Held(name, family, paths[name], prompts, answers, found[f"{name}/bfloat16"])
     return held

@@ -20,7 +20,7 @@ from tests.exactness.families import SHORT_NEW_TOKENS, Held
 from tests.exactness.policy import TINY, TokenTally, check_logits
 
 DIMENSIONS: dict[str, tuple[Any, ...]] = {
-    "partition": ((5,), (2, 3), (4, 1), (1, 3, 1), (1, 1, 1, 2), (2, 1, 1, 1)),
+    "partition": ((5,), (2, 3), (1, 3, 1), (1, 1, 1, 2), (2, 1, 1, 1)),
     "chunk": (1, 5, 16, 29, 64),
     "page_size": (4, 16, 64),
     "slots": (1, 2, 5),
