@@ -13,7 +13,6 @@ from hypothesis import settings
 from actorpp.stages.checkpoint import resolve
 from actorpp.testing import no_leaks
 
-
 settings.register_profile("repeatable", derandomize=True, database=None)
 settings.load_profile("repeatable")
 
