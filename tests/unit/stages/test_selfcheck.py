@@ -8,10 +8,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import torch
 
 from actorpp.config import EngineConfig
 from actorpp.engine import Engine
-from actorpp.errors import StageFailedError, UnsupportedModelError
+from actorpp.errors import CheckpointError, StageFailedError, UnsupportedModelError
 from actorpp.serving.api import Finished, GenerationParams
 from actorpp.stages import selfcheck
 from actorpp.stages.selfcheck import check_model_type, shrink
@@ -95,6 +96,29 @@ def test_planted_fault_is_found(tmp_path: Path, model_type: str, fault: str) -> 
 def test_what_cannot_be_split_is_refused_by_name(tmp_path: Path, model_type: str, words: str) -> None:
     with pytest.raises(UnsupportedModelError, match=words):
         check_model_type(_spec(tmp_path / "m", model_type), tmp_path / "cache")
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_few_layers_are_no_obstacle(tmp_path: Path, layers: int) -> None:
+    spec = _spec(tmp_path / "m", "olmo", num_hidden_layers=layers)
+    check_model_type(spec, tmp_path / "cache")
+
+
+def test_logits_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    with (
+        patch.object(selfcheck, "_split", lambda *args: [torch.full((45, 320), torch.nan), torch.zeros(20, 320)]),
+        pytest.raises(UnsupportedModelError, match="the logits differ by nan"),
+    ):
+        check_model_type(_spec(tmp_path / "m", "olmo"), tmp_path / "cache")
+
+
+def test_full_disk_gives_no_verdict(tmp_path: Path) -> None:
+    with (
+        patch.object(selfcheck, "_save", side_effect=OSError(28, "No space left on device")),
+        pytest.raises(CheckpointError, match=r"'olmo' cannot be checked in .*No space left"),
+    ):
+        check_model_type(_spec(tmp_path / "m", "olmo"), tmp_path / "cache")
+    check_model_type(_spec(tmp_path / "m", "olmo"), tmp_path / "cache")
 
 
 def test_every_kind_of_layer_is_in_the_tiny_model() -> None:
