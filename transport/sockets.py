@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -53,16 +54,18 @@ _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 
 _context: tuple[int, zmq.Context[zmq.Socket[bytes]]] | None = None
+_context_lock = threading.Lock()  # engines may start in several threads at once
 
 
 def context() -> zmq.Context[zmq.Socket[bytes]]:
     """This process's ZeroMQ context, made at first use: a context does not survive a fork."""
     global _context
-    if _context is None or _context[0] != os.getpid() or _context[1].closed:
-        made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        made.linger = 0  # inherited by every socket: closing one never waits for its unsent messages
-        _context = (os.getpid(), made)
-    return _context[1]
+    with _context_lock:
+        if _context is None or _context[0] != os.getpid() or _context[1].closed:
+            made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+            made.linger = 0  # inherited by every socket: closing one never waits for its unsent messages
+            _context = (os.getpid(), made)
+        return _context[1]
 
 
 def close_context() -> None:
