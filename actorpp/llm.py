@@ -26,7 +26,7 @@ from actorpp.progress import ProgressDisplay
 from actorpp.serving.api import EngineStats, FinishReason, RequestMetrics
 from actorpp.serving.gateway import CompletionResult
 from actorpp.serving.logprobs import TokenLogprob
-from actorpp.serving.request import CompletionRequest, parse_request
+from actorpp.serving.request import MAX_OUTPUTS, CompletionRequest, parse_request
 
 
 class TextPrompt(TypedDict):
@@ -178,12 +178,13 @@ class LLM:
         if not structlog.is_configured():
             configure_structlog(engine.log_level)
         # Nobody else asks this engine, so prompts beyond its limits wait here, and are never refused as overload.
+        # Places are for prompts, not outputs: calls that had a part of what they need would wait for each other.
         places = engine.max_running_requests + engine.max_queued_requests
         self._places = asyncio.Semaphore(places)
         display = ProgressDisplay()
         try:
             self._thread = EngineThread(
-                engine.model_copy(update={"max_queued_requests": places}),
+                engine.model_copy(update={"max_queued_requests": places * MAX_OUTPUTS}),
                 engine.model or "",
                 display.startup if use_tqdm_on_load else None,
             )

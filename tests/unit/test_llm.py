@@ -21,7 +21,7 @@ from actorpp import LLM, SamplingParams
 from actorpp.config import EngineConfig
 from actorpp.errors import AbortedError, ConfigError, InvalidRequestError, ModelNotFoundError, StageFailedError
 from actorpp.serving.api import OnStartup
-from actorpp.serving.request import CompletionRequest
+from actorpp.serving.request import MAX_OUTPUTS, CompletionRequest
 from actorpp.serving.tokenizer import TextCodec
 from tests.unit.serving.fakes import ANSWER, FakeCheckpoint, FakeEngine, make_tokenizer
 
@@ -282,7 +282,7 @@ def test_bad_options(options: dict[str, Any], complaint: str, fakes: Fakes) -> N
 def test_more_prompts_than_the_engine_takes_wait(fakes: Fakes) -> None:
     fakes.more["capacity"] = 3
     with LLM(max_running_requests=2, max_queued_requests=1, use_tqdm_on_load=False) as llm:
-        assert fakes.engine.config.max_queued_requests == 3
+        assert fakes.engine.config.max_queued_requests == 3 * MAX_OUTPUTS  # a prompt may ask for so many
         outputs = llm.generate([[number] for number in range(40)], use_tqdm=False)
     assert [output.prompt_token_ids for output in outputs] == [[number] for number in range(40)]
 
