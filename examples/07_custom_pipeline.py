@@ -1,13 +1,15 @@
 """A pipeline of one's own around the model: a splitter before its stages and a scorer after them, in one actor system.
 
 The splitter cuts a document into parts and asks the model about each of them, all in flight at once; the scorer ranks
-what comes back. Each is an actor with a bounded inbox, so a slow scorer slows the splitter down, and nothing else.
+what comes back by the model's own log-probabilities. Each is an actor with a bounded inbox, so a slow scorer slows the
+splitter down, and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
+from math import exp
+from statistics import fmean
 
 import msgspec
 
@@ -33,10 +35,11 @@ class Document(Request[int], frozen=True, tag="document"):
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
-    """What the model said about a part."""
+    """What the model said about a part, and the log-probability of each token of it."""
 
     part: str
     summary: str
+    logprobs: tuple[float, ...]
 
 
 class GetBest(Request[Answered], frozen=True, tag="get_best"):
@@ -62,14 +65,15 @@ class Splitter(Actor):
 
     async def summarise(self, part: str) -> None:
         messages = [{"role": "user", "content": f"Say in one short sentence: {part}"}]
-        completion = await self.gateway.complete(CompletionRequest(messages=messages, max_tokens=40))
+        completion = await self.gateway.complete(CompletionRequest(messages=messages, max_tokens=40, logprobs=0))
         async for event in completion:
             if isinstance(event, CompletionResult):
-                await self.scorer.tell(Answered(part, event.text))
+                logprobs = tuple(token.logprob for token in event.logprobs or ())
+                await self.scorer.tell(Answered(part, event.text, logprobs))
 
 
 class Scorer(Actor):
-    """After the model: keeps the answer that has most words in common with its part."""
+    """After the model: keeps the answer that the model was surest of, by the geometric mean of its probabilities."""
 
     inbox = Inbox[Answered | GetBest](capacity=8)
 
@@ -81,9 +85,8 @@ class Scorer(Actor):
         match message:
             case GetBest():
                 return max(self.scored, key=lambda pair: pair[0])[1]
-            case Answered(part, summary):
-                said, meant = (set(re.findall(r"\w+", text.lower())) for text in (summary, part))
-                self.scored.append((len(said & meant) / max(1, len(said)), message))
+            case Answered(_, summary, logprobs):
+                self.scored.append((exp(fmean(logprobs)), message))
                 print(f"{self.scored[-1][0]:.0%}: {summary}")
                 return None
 
