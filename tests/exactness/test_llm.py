@@ -23,11 +23,19 @@ def test_a_batch_of_mixed_lengths_gives_the_oracles_tokens(
     prompts = {f"{n} tokens": prompt_3000[4 * n : 5 * n] for n in LENGTHS}
     cases = [Case(name, str(default_model), "float32", ids, [], NEW_TOKENS) for name, ids in prompts.items()]
     answers = ask(cases, tmp_path)
-    greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=2)
     with LLM(stages=2, dtype="float32", chunked_prefill_size=96, use_tqdm_on_load=False) as llm:
         assert llm.model_path == default_model
         outputs = llm.generate(list(prompts.values()), greedy, use_tqdm=False)
     close_context()
     for name, output in zip(prompts, outputs, strict=True):
         assert output.prompt_token_ids == prompts[name]
-        tally.check(name, output.outputs[0].token_ids, answers[name].tokens, answers[name].logits)
+        (answer,) = output.outputs
+        tally.check(name, answer.token_ids, answers[name].tokens, answers[name].logits)
+        assert answer.logprobs is not None
+        expected = answers[name].logits.log_softmax(-1)
+        for place, (token, found) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+            assert found[token].rank == 1
+            best = {other: logprob.logprob for other, logprob in found.items()}
+            assert best == pytest.approx({other: float(expected[place, other]) for other in best}, abs=1e-3)
+            assert len(best) == 2
