@@ -37,7 +37,7 @@ def test_every_supported_type_is_held_to_the_oracle() -> None:
 def test_every_split_gives_the_same_bits_and_the_oracles_tokens(
     name: str, held: dict[str, Held], tally: TokenTally
 ) -> None:
-    """A prompt of several blocks of rows and many windows; the last chunk is short."""
+    """A prompt of several blocks of rows and many windows; the last chunk is short. Both backends are held."""
     one = held[name]
     ids, answer = one.prompts[0], one.answers[0]
     assert len(set(answer.tokens)) >= 8
@@ -55,6 +55,11 @@ def test_every_split_gives_the_same_bits_and_the_oracles_tokens(
         check_logits(logits[: len(ends)], answer.at_positions[ends], TINY)
         check_logits(logits[len(ends) - 1 :], answer.logits, TINY)
         tally.check(f"{name}, {stages} stages", tokens, answer.tokens, answer.logits)
+    other = Chain(one.path, 3, page_size=PAGE, context_length=one.family.context_length, attention_backend="sdpa")
+    other.admit(1, ids, range(1, 2 + len(ids) // PAGE))
+    with recorded_logits() as rows:
+        other.prefill(1, len(ids), CHUNK)
+    check_logits(torch.stack(rows), answer.at_positions[ends], TINY)
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_TYPE)
