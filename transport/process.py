@@ -13,6 +13,7 @@ import codecs
 import contextlib
 import fcntl
 import os
+import select
 import shutil
 import signal
 import stat
@@ -101,6 +102,11 @@ class ChildProcess:
     def returncode(self) -> int | None:
         """The exit code, minus the signal's number if one ended it, or None while it runs."""
         return self._exit.result() if self._exit.done() else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, asked of the kernel: true also before the loop has heard of it."""
+        return self._exit.done() or bool(select.select([self._pidfd], [], [], 0)[0])
 
     async def wait(self) -> int:
         """Waits for the end and returns the exit code. Cancelling a wait leaves the child and other waits alone."""

@@ -122,6 +122,9 @@ class InprocPorts:
             self._links = {epoch: inproc_links(len(self.stages))}
         return self._links[epoch]
 
+    def any_ended(self) -> bool:
+        return any(stage.node is not None and not stage.node.alive for stage in self.stages)
+
     def rendezvous(self, epoch: int) -> str:
         return ""
 

@@ -116,6 +116,9 @@ class ProcessPorts:
         for stage, peer in enumerate(self._ids):
             self._router.send(peer, frames if stage in (0, len(self._ids) - 1) else inner)
 
+    def any_ended(self) -> bool:
+        return any(port.child.ended for port in self._ports)
+
     async def close(self, grace_s: float) -> None:
         """End all processes, at once with each other, then the sockets."""
         try:

@@ -30,6 +30,10 @@ class Ports(Protocol):
         """Where the ranks of an epoch's tensor transport meet."""
         ...
 
+    def any_ended(self) -> bool:
+        """Whether a stage has ended, even if its end has not been reported yet."""
+        ...
+
     async def close(self, grace_s: float) -> None:
         """End every stage: by asking, and after the grace by force."""
         ...
@@ -84,7 +88,8 @@ class StageGroup:
             lambda deliver: self._ports.launch(spec, deliver),
             watchdog_s=self._watchdog_s,
             on_output=self._on_output,
-            on_failure=self._on_failure,
+            on_exit=self._on_failure,
+            on_error=self._error,
             on_hello=self._hello,
             on_progress=self._progress,
         )
@@ -126,6 +131,11 @@ class StageGroup:
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
+
+    def _error(self, error: Exception) -> None:
+        """A stage that dies breaks its neighbours' links: their errors are not the cause, and its end is on its way."""
+        if not self._ports.any_ended():
+            self._on_failure(error)
 
     def _hello(self, hello: Hello) -> None:
         self._inlets[hello.stage] = hello.inlet

@@ -70,7 +70,8 @@ class StageProcess(Actor):
     launch: Starts the stage, and gives what it says to the function it is called with.
     watchdog_s: Seconds without a sign of life of its loop after which the stage has failed.
     on_output: Called with each Output, at once.
-    on_failure: Called once, with a StageFailedError.
+    on_exit: Called with a StageFailedError when the stage has ended.
+    on_error: Called with a StageFailedError when it reports an error, or gives no sign of life.
     on_hello: Called with the stage's first word.
     on_progress: Called with the stage, and how much of how much is loaded.
     """
@@ -85,7 +86,8 @@ class StageProcess(Actor):
         *,
         watchdog_s: float,
         on_output: Callable[[Output], None],
-        on_failure: Callable[[Exception], None],
+        on_exit: Callable[[Exception], None],
+        on_error: Callable[[Exception], None],
         on_hello: Callable[[Hello], None],
         on_progress: Callable[[int, int, int], None],
     ) -> None:
@@ -93,7 +95,8 @@ class StageProcess(Actor):
         self.launch = launch
         self.watchdog_s = watchdog_s
         self.on_output = on_output
-        self.on_failure = on_failure
+        self.on_exit = on_exit
+        self.on_error = on_error
         self.on_hello = on_hello
         self.on_progress = on_progress
         self.loaded: Loaded | None = None
@@ -116,7 +119,7 @@ class StageProcess(Actor):
             self.ref[StageProcess.news].tell_nowait(message)
 
     async def watch_exit(self) -> None:
-        self.fail(await self.port.exited())
+        self.fail(await self.port.exited(), self.on_exit)
 
     async def heartbeat(self) -> None:
         """The stage's loop must answer: a thread of ZeroMQ answers ZMTP's own heartbeat even when Python hangs."""
@@ -127,7 +130,7 @@ class StageProcess(Actor):
             if self.loaded is None:  # importing and loading hold the loop up; the start has a timeout of its own
                 self.alive_at = loop.time()
             elif loop.time() - self.alive_at > self.watchdog_s:
-                self.fail(f"its loop gave no sign of life for {self.watchdog_s:g} s")
+                self.fail(f"its loop gave no sign of life for {self.watchdog_s:g} s", self.on_error)
             else:
                 self.nonce += 1
                 with suppress(TransportError):  # its exit tells why, or the next rounds find no sign of life
@@ -148,7 +151,7 @@ class StageProcess(Actor):
             case TraceSpans(nonce):
                 self.trace[nonce] = message
             case StageError(_, _, text):
-                self.fail(text)
+                self.fail(text, self.on_error)
             case Fenced() | Pong():
                 pass
             case _:
@@ -186,8 +189,9 @@ class StageProcess(Actor):
             return found[0]
         raise self.failure or StageFailedError(f"stage {self.stage} has failed")
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, report: Callable[[Exception], None]) -> None:
+        error = StageFailedError(f"stage {self.stage}: {reason}")
         if self.failure is None:
-            self.failure = StageFailedError(f"stage {self.stage}: {reason}")
-            self.on_failure(self.failure)
+            self.failure = error
             self.notify()
+        report(error)
