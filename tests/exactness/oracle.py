@@ -57,7 +57,7 @@ def ask(cases: list[Case], folder: Path) -> dict[str, Answer]:
     """Answers by case name, from one child process; ``folder`` keeps the files."""
     asked, answered = folder / "cases.json", folder / "answers.safetensors"
     asked.write_bytes(msgspec.json.encode(cases))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.exactness.oracle", str(asked), str(answered)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -1,6 +1,6 @@
 """The embedded default model on 3000 real tokens, split and chunked, against transformers in a process of its own.
 
-The stages run in this process, one after another, on one thread. One token a step over the whole prompt takes minutes,
+The stages run in this process, one after another. One token a step over the whole prompt takes minutes,
 so that is done in full only on demand.
 """
 
@@ -19,6 +19,8 @@ from tests.exactness.policy import DEFAULT_MODEL, TokenTally, check_bfloat16, ch
 from tests.exactness.prompts import CHUNKS, ENDS, LENGTH, NEW_TOKENS, SMALL, rows
 
 PAGES = range(2, 2 + -(-(LENGTH + NEW_TOKENS) // 64))
+
+THREADS = 2  # of every stage, whatever their number: bits may depend on it
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -43,7 +45,7 @@ def test_one_stage_with_every_chunk_size_gives_the_oracles_tokens(
     default_model: Path, prompt_3000: list[int], answers: dict[str, Answer], tally: TokenTally
 ) -> None:
     """Clause (b), for chunks of 64, 701 and the whole prompt, with greedy decoding after each."""
-    chain = Chain(default_model, 1)
+    chain = Chain(default_model, 1, threads=THREADS)
     for chunk in CHUNKS:
         logits = _run(chain, prompt_3000, chunk)
         ends = rows(chunk)
@@ -57,7 +59,7 @@ def test_one_to_four_stages_give_the_same_bits(
     """Clause (a), over two chunks and some decoding."""
     whole: torch.Tensor | None = None
     for stages in (1, 2, 3, 4):
-        chain = Chain(default_model, stages)
+        chain = Chain(default_model, stages, threads=THREADS)
         chain.admit(1, prompt_3000, PAGES)
         with recorded_logits() as recorded:
             chain.prefill(1, 1402, 701)
@@ -75,7 +77,7 @@ def test_chunks_of_one_token(
     a hundred a step, and then one chunk for the rest.
     """
     full = bool(os.environ.get("ACTORPP_TEST_FULL"))
-    chain, single = Chain(default_model, 4), LENGTH if full else 1000
+    chain, single = Chain(default_model, 4, threads=THREADS), LENGTH if full else 1000
     chain.admit(1, prompt_3000, PAGES)
     with recorded_logits() as recorded:
         chain.prefill(1, single, 1, per_step=1 if full else 100)
@@ -92,7 +94,8 @@ def test_bfloat16_error_is_that_of_transformers(
     default_model: Path, prompt_3000: list[int], answers: dict[str, Answer]
 ) -> None:
     """Clause (c), after the same tokens. The error of a few rows is chance: one plan with many chunks is measured."""
-    logits = _run(Chain(default_model, 4, dtype="bfloat16"), prompt_3000, SMALL, forced=answers["float32"].tokens)
+    chain = Chain(default_model, 4, dtype="bfloat16", threads=THREADS)
+    logits = _run(chain, prompt_3000, SMALL, forced=answers["float32"].tokens)
     ends = rows(SMALL)
     exact, theirs = (
         torch.cat((a.at_positions[ends[:-1]], a.logits)) for a in (answers["float32"], answers["bfloat16"])

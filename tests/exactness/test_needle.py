@@ -11,7 +11,7 @@ from tests.exactness.needle import search
 STAGES = (1, 2, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_needle_is_found_with_every_number_of_stages(default_model: Path) -> None:
     options = {"transport": "inproc", "threads_per_stage": 1, "chunked_prefill_size": 200}

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_benchmark_runs(default_model: Path) -> None:
     small = ["--stages", "1", "--rounds", "1", "--requests", "2", "--new", "8", "--long", "80"]
     ran = subprocess.run(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import torch
 
 from actorpp.errors import ConfigError, ProtocolError, TransportError
@@ -149,6 +150,16 @@ def test_an_address_that_is_not_ours_is_refused(run_once: Run, url: str, where: 
     run_once(main())
 
 
+@pytest.fixture
+def _default_logs() -> Iterator[None]:
+    """structlog as it is unless somebody configured it, as a program that uses an engine does."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.usefixtures("_default_logs")
 @pytest.mark.parametrize("where", [{}, {"host": "127.0.0.1"}, {"interface": "lo"}])
 def test_the_chosen_address_is_logged(
     run_once: Run, url: str, where: dict[str, Any], capsys: pytest.CaptureFixture[str]
