@@ -9,6 +9,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 import structlog
@@ -119,25 +120,14 @@ class ProcessWiring:
         )
 
     async def _meet(self, topology: Topology, on_failure: Callable[[ActorppError], None]) -> TensorLink:
-        rank, size = self.spec.stage, self.spec.num_stages
-        if self.wiring.tensor_transport == "nccl":
-            return await connect_nccl(
-                topology.rendezvous,
-                topology.epoch,
-                rank,
-                size,
-                on_failure=on_failure,
-                device=self.host.device,
-                compute_stream=self.host.forward_stream,
-                deadline_s=self.wiring.deadline_s,
-            )
-        return await connect_gloo(
+        nccl = self.wiring.tensor_transport == "nccl"
+        connect = connect_nccl if nccl else partial(connect_gloo, host=self.wiring.interface)
+        return await connect(
             topology.rendezvous,
             topology.epoch,
-            rank,
-            size,
+            self.spec.stage,
+            self.spec.num_stages,
             on_failure=on_failure,
-            host=self.wiring.interface,
             device=self.host.device,
             compute_stream=self.host.forward_stream,
             deadline_s=self.wiring.deadline_s,

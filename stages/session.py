@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from actorpp.errors import ActorDefinitionError, ProtocolError
+from actorpp.errors import ProtocolError
 from actorpp.runtime import Actor, Channel, Inbox, Overflow, Request
 from actorpp.stages.links import RECEIVE_BUFFERS, SEND_BUFFERS, Links, Tensor, Work
 from actorpp.stages.messages import (
@@ -127,16 +127,9 @@ class StageSession(Actor):
 
     async def started(self) -> None:
         """Refuse to run where the coordinator's credit could overflow a mailbox."""
-        for name, capacity, messages in (
-            ("log", self.log.capacity, self.window + self.max_admits),
-            ("proxy", self.proxy.capacity, self.window),
-            ("output", self.output.capacity, self.window),
-        ):
-            if capacity < messages:
-                raise ActorDefinitionError(
-                    f"{name} holds {capacity} messages, but a window of {self.window} steps and {self.max_admits} "
-                    f"running requests can bring {messages}"
-                )
+        StageSession.log.require_capacity(self.window + self.max_admits, self.log.capacity)
+        StageSession.proxy.require_capacity(self.window, self.proxy.capacity)
+        StageSession.output.require_capacity(self.window, self.output.capacity)
 
     # --- mailboxes ---------------------------------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ def test_a_mailbox_too_small_for_the_window_is_refused_when_built() -> None:
     async def main() -> None:
         async with ActorSystem() as system:
             pipeline = SimulatedPipeline(system, FakeNetwork(), stages=2, lookahead=300)
-            with pytest.raises(ActorDefinitionError, match="holds 256 messages, but a window of 303 steps"):
+            with pytest.raises(ActorDefinitionError, match="proxy holds 256 messages, but 303 can be in flight"):
                 await pipeline.open()
 
     run(main)
