@@ -1,4 +1,4 @@
-"""The commands and their flags. ``run`` is for people; the hidden ones are for actorpp's own child processes."""
+"""The commands and their flags. ``run`` is for people; the hidden ``stage`` is for the engine's child processes."""
 
 from __future__ import annotations
 
@@ -196,11 +196,3 @@ def stage() -> None:
     from actorpp.stages.process import main
 
     raise typer.Exit(main())
-
-
-@app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def convert(context: typer.Context) -> None:
-    """Turn a GGUF file into a checkpoint; started by the engine, so that it can be stopped at once."""
-    from actorpp.stages.convert import main
-
-    raise typer.Exit(main(context.args))
