@@ -8,7 +8,6 @@ stages run in it (``transport="inproc"``).
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from array import array
 from collections.abc import Sequence
@@ -21,6 +20,8 @@ from types import TracebackType
 import msgspec
 import structlog
 
+from actorpp.analysis.chrome import write_trace
+from actorpp.analysis.trace import Trace
 from actorpp.config import EngineConfig
 from actorpp.coordinator.coordinator import Abort, Close, Coordinator, EpochFailed, Submit
 from actorpp.coordinator.policy import FixedChunks
@@ -36,13 +37,13 @@ from actorpp.stages.checkpoint import Checkpoint, resolve
 from actorpp.stages.messages import Output
 from actorpp.stages.partition import partition
 from actorpp.stages.spec import StageSpec
-from actorpp.stages.trace import chrome_trace
 from actorpp.stages.wiring import WiringSpec
 from actorpp.transport.process import run_dir
 
 log = structlog.get_logger(__name__)
 
 FIRST_EPOCH = 1
+MAX_TRACED_REQUESTS = 100_000
 
 UNITS = {"download": "bytes", "extract": "bytes", "convert": "parts", "load": "stages"}
 
@@ -70,6 +71,7 @@ class Engine:
         self.num_stages = config.stages
         self._on_startup = on_startup or (lambda progress: None)
         self._trace = trace
+        self._traced: list[Handle] = []
         self._rids = count(1)
 
     # --- start and end -----------------------------------------------------------------------------------------------
@@ -254,6 +256,8 @@ class Engine:
             deadline_at=None if params.deadline_s is None else now + params.deadline_s,
         )
         self.scheduler.check(request)
+        if self._trace and len(self._traced) < MAX_TRACED_REQUESTS:
+            self._traced.append(handle)
         self._coordinator[Coordinator.requests].tell_nowait(Submit(request))
         return handle
 
@@ -321,20 +325,40 @@ class Engine:
             ),
         )
 
+    async def trace(self) -> Trace:
+        """What every stage did, and for which requests, since the last call; it is forgotten here.
+
+        Raises:
+            ConfigError: The engine records no trace.
+            StageFailedError: A stage is gone, and its spans with it.
+        """
+        if not self._trace:
+            raise ConfigError("the engine was started without trace=True", param="trace")
+        answers = await self._stages.trace()
+        requests = tuple(handle.traced() for handle in self._traced)
+        self._traced = [handle for handle, at in zip(self._traced, requests, strict=True) if at.ended is None]
+        return Trace(
+            about={
+                "model": self.config.model or self.checkpoint.path.name,
+                "dtype": self.config.dtype,
+                "device": self.config.device_type,
+                "layers": [[spec.lo, spec.hi] for spec in self._stages.specs],
+                "threads_per_stage": self.config.threads(),
+                "window": self.scheduler.config.window,
+            },
+            stages=tuple(answer.spans for answer in answers),
+            requests=requests,
+            dropped=sum(answer.dropped for answer in answers),
+        )
+
     async def write_trace(self, path: Path) -> None:
-        """Write the spans of every stage as Chrome trace JSON, for chrome://tracing or Perfetto.
+        """Write what ``trace`` gives as Chrome trace JSON, for chrome://tracing, Perfetto or ``actorpp report``.
 
         Raises:
             ConfigError: The engine records no trace, or the file cannot be written.
             StageFailedError: A stage is gone, and its spans with it.
         """
-        if not self._trace:
-            raise ConfigError("the engine was started without trace=True", param="trace")
-        trace = json.dumps(chrome_trace(await self._stages.trace()))
-        try:
-            await asyncio.to_thread(path.write_text, trace, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write the trace to {path}: {error.strerror}", param="trace") from None
+        await asyncio.to_thread(write_trace, await self.trace(), path)
 
     def _progress(self, phase: str, done: int, total: int) -> None:
         unit = UNITS[phase]

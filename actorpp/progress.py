@@ -21,6 +21,8 @@ PHASES = {
     "load": "loading",
     "prefill": "prefill",
     "generate": "generating",
+    "warm-up": "warming up",
+    "measure": "measuring",
 }
 
 

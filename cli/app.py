@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from actorpp.cli import options as o
+from actorpp.cli.bench import bench
 from actorpp.config import SERVER_FLAGS
 
 app = typer.Typer(
@@ -17,6 +18,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(bench, name="bench")
 
 PROMPT_FLAGS = ("prompt", "prompt_file", "prompt_tokens_file")
 REQUEST_FLAGS = (

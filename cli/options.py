@@ -1,4 +1,4 @@
-"""The flags of ``actorpp run``, with the spellings of other systems as aliases.
+"""The flags of the commands, with the spellings of other systems as aliases.
 
 Values are checked by EngineConfig and by the request's own rules, not here, so that a value from the environment or a
 file is held to the same limits. Every default is None, "not given"; the help states what then happens.
@@ -6,12 +6,15 @@ file is held to the same limits. Every default is None, "not given"; the help st
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
-from actorpp.config import ALIASES, EngineConfig, flag_of
+from actorpp.config import ALIASES, SERVER_FLAGS, EngineConfig, flag_of
 
 PROMPT, SAMPLING, OUTPUT = "Prompt", "Sampling", "Output"
 MODEL, PIPELINE, SCHEDULING, MEMORY, SERVER = "Model", "Pipeline", "Scheduling", "KV memory", "Server and process"
@@ -143,3 +146,50 @@ StartupTimeout = Annotated[float | None, _engine("startup_timeout", SERVER, "S")
 WatchdogTimeout = Annotated[float | None, _engine("watchdog_timeout", SERVER, "S")]
 DistTimeout = Annotated[float | None, _engine("dist_timeout", SERVER, "S")]
 ShutdownTimeout = Annotated[float | None, _engine("shutdown_timeout", SERVER, "S")]
+
+
+# --- commands that start an engine of their own ---
+
+
+def engine_flags() -> dict[str, Any]:
+    """By field of EngineConfig (and ``config``): the options above that any command with an engine takes."""
+    by_flag = {flag_of(field): field for field in (*EngineConfig.model_fields, "config") if field not in SERVER_FLAGS}
+    options = ((annotation, get_args(annotation)[1:]) for annotation in list(globals().values()))
+    return {
+        by_flag[info[0].default]: annotation
+        for annotation, info in options
+        if info and isinstance(info[0], typer.models.OptionInfo) and info[0].default in by_flag
+    }
+
+
+def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with every flag of the engine behind its own: its parameter ``engine`` gets those that were given."""
+    flags = engine_flags()
+    own = inspect.signature(command, eval_str=True)
+    parameters = [parameter for parameter in own.parameters.values() if parameter.name != "engine"]
+    for field, annotation in flags.items():
+        default = False if annotation.__origin__ is bool else None
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(field, kind, default=default, annotation=annotation))
+
+    @functools.wraps(command)
+    def wrapped(**values: Any) -> None:
+        given = {name: values.pop(name) for name in flags}
+        command(
+            **values, engine={name: value for name, value in given.items() if value is not None and value is not False}
+        )
+
+    wrapped.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return wrapped
+
+
+def load_config(engine: dict[str, Any], **defaults: Any) -> EngineConfig:
+    """The configuration that the flags of ``with_engine_flags`` ask for, over environment and file. Raises ConfigError.
+
+    ``defaults`` are a command's own, for options that neither flag, environment nor file set.
+    """
+    options = dict(engine)
+    file = options.pop("config", None)
+    config = EngineConfig.load(file, **options)
+    missing = {name: value for name, value in defaults.items() if name not in config.model_fields_set}
+    return EngineConfig.load(file, **options, **missing) if missing else config

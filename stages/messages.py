@@ -275,13 +275,18 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """Something a stage did, on its own monotonic clock. Spans of one kind and lane do not overlap."""
+    """Something a stage did for one step, on its own monotonic clock. Spans of one kind and lane do not overlap.
+
+    Compute spans carry the step's segments; what else the stage did for that step has the same epoch and seq.
+    """
 
     kind: Literal["compute", "send", "receive", "wait", "sample"]
+    epoch: int
     seq: int
     start: float
     end: float
     lane: int = 0
+    segments: tuple[Segment, ...] = ()
 
 
 class TraceSpans(msgspec.Struct, frozen=True, tag="trace_spans"):

@@ -188,14 +188,14 @@ class StageSession(Actor):
             for old in [seq for seq in self.fed if seq < step.watermark]:
                 del self.fed[old]
             await self.until(lambda: all(seq in self.fed for seq in named_seqs(step)))
-            self.spans.add(Span("wait", step.seq, waited, monotonic()))
+            self.spans.add(Span("wait", step.epoch, step.seq, waited, monotonic()))
             return None, ()
         await self.until(lambda: step.seq in self.receiving)
         header, work = self.receiving[step.seq]
         hidden = await work
-        self.spans.add(Span("wait", step.seq, waited, monotonic()))
+        self.spans.add(Span("wait", step.epoch, step.seq, waited, monotonic()))
         lane = header.link_index % RECEIVE_BUFFERS
-        self.spans.add(Span("receive", step.seq, work.posted_at, work.done_at, lane))
+        self.spans.add(Span("receive", step.epoch, step.seq, work.posted_at, work.done_at, lane))
         del self.receiving[step.seq]
         self.post_receives()
         return hidden, header.timings
@@ -226,7 +226,7 @@ class StageSession(Actor):
 
     async def pass_on(self, step: Step, launched: Launched, timings: tuple[StageTiming, ...]) -> None:
         """Hand the result to the next stage, or to the emitter on the last one. Waits while all buffers are in use."""
-        self.spans.add(Span("compute", step.seq, launched.start, launched.end))
+        self.spans.add(Span("compute", step.epoch, step.seq, launched.start, launched.end, segments=step.segments))
         timings = (*timings, StageTiming(launched.start, launched.end))
         if self.links.next is None or launched.hidden is None:
             await self.launched.put((step, launched, timings))
@@ -251,14 +251,15 @@ class StageSession(Actor):
         header, work = self.unsent[0]
         await work
         self.unsent.popleft()
-        self.spans.add(Span("send", header.seq, work.posted_at, work.done_at, header.link_index % SEND_BUFFERS))
+        lane = header.link_index % SEND_BUFFERS
+        self.spans.add(Span("send", header.epoch, header.seq, work.posted_at, work.done_at, lane))
 
     async def emit(self) -> None:
         """Behind the running step: wait for the host copy of the sampled ids, and tell who needs them."""
         async for step, launched, timings in self.launched:
             began = monotonic()
             ids, errors = await self.fetch(launched)
-            self.spans.add(Span("sample", step.seq, began, monotonic()))
+            self.spans.add(Span("sample", step.epoch, step.seq, began, monotonic()))
             fed = Output(epoch=step.epoch, seq=step.seq, ids=ids, timings=timings, errors=errors)
             logprobs, prompt_logprobs = launched.logprobs, launched.prompt_logprobs
             self.links.send_output(msgspec.structs.replace(fed, logprobs=logprobs, prompt_logprobs=prompt_logprobs))

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from actorpp.coordinator.stage_process import Begin, CollectTrace, StagePort, StageProcess, WaitLoaded
 from actorpp.runtime import ActorRef, ActorSystem, Request
-from actorpp.stages.messages import Hello, Loaded, LogEntry, Output, Span, StageToDriver, Topology
+from actorpp.stages.messages import Hello, Loaded, LogEntry, Output, StageToDriver, Topology, TraceSpans
 from actorpp.stages.spec import StageSpec
 
 R = TypeVar("R")
@@ -113,9 +113,9 @@ class StageGroup:
         """Send an entry of the log to every stage, in order, never blocking. Raises TransportError."""
         self._ports.write(entry)
 
-    async def trace(self) -> list[tuple[Span, ...]]:
+    async def trace(self) -> list[TraceSpans]:
         """What every stage did since the last time, if the stages record it. Raises StageFailedError."""
-        return [answer.spans for answer in await self._ask_all(CollectTrace())]
+        return await self._ask_all(CollectTrace())
 
     async def close(self, grace_s: float) -> None:
         """End every stage; afterwards none of its processes is left."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+from actorpp.analysis.trace import TracedRequest
 from actorpp.coordinator.request import EndReason, Request
 from actorpp.errors import RequestError
 from actorpp.serving.api import Event, Finished, Progress, PromptLogprobs, RequestMetrics, Tokens
@@ -39,6 +40,7 @@ class Handle:
         self._busy_before = list(stage_busy())
         self._first_token_at: float | None = None
         self._last_token_at = 0.0
+        self._ended_at: float | None = None
         self._generated = 0
         self._progress: Progress | None = None
         self._ids: list[int] = []
@@ -51,6 +53,17 @@ class Handle:
         """Ask for the end; safe at any time and any number of times."""
         if self._end is None and self.request is not None:
             self._abort(self.request)
+
+    def traced(self) -> TracedRequest:
+        """Its line in a trace, so far."""
+        return TracedRequest(
+            rid=int(self.id),
+            prompt_tokens=self.request.prompt_len if self.request is not None else 0,
+            output_tokens=self._generated,
+            submitted=self._submitted_at,
+            first_token=self._first_token_at,
+            ended=self._ended_at,
+        )
 
     # --- the coordinator's side --------------------------------------------------------------------------------------
 
@@ -73,10 +86,12 @@ class Handle:
         self._news.set()
 
     def ended(self, reason: EndReason) -> None:
+        self._ended_at = self._clock()
         self._end = Finished(reason, self._metrics())
         self._news.set()
 
     def failed(self, error: RequestError) -> None:
+        self._ended_at = self._clock()
         self._end = error
         self._news.set()
 

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from actorpp import LLM, SamplingParams
+from actorpp.cli.machine import cpu_name
 from actorpp.stages.checkpoint import resolve
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "prompt_3000.json"
@@ -176,15 +176,6 @@ def main() -> None:
     for row in rows:
         values = "".join(f"{row[key]:>9.2f}" for key in ("median", "lowest", "highest"))
         print(f"{row['job']:<28}{row['metric']:<18}{row['who']:<24}{values}")
-
-
-def cpu_name() -> str:
-    """As the kernel says it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":
