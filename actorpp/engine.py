@@ -23,7 +23,7 @@ import structlog
 from actorpp.analysis.chrome import write_trace
 from actorpp.analysis.trace import Trace
 from actorpp.config import EngineConfig
-from actorpp.coordinator.coordinator import Abort, Close, Coordinator, EpochFailed, Submit
+from actorpp.coordinator.coordinator import Abort, Close, Coordinator, GiveUp, Submit
 from actorpp.coordinator.policy import FixedChunks
 from actorpp.coordinator.ports import ProcessPorts
 from actorpp.coordinator.request import Request, StopText
@@ -287,7 +287,7 @@ class Engine:
         self._failure.set_result(cause)
         coordinator: ActorRef | None = getattr(self, "_coordinator", None)
         if coordinator is not None and coordinator.alive:
-            coordinator[Coordinator.control].tell_nowait(EpochFailed(cause))
+            coordinator[Coordinator.control].tell_nowait(GiveUp(cause))
 
     async def failed(self) -> None:
         """Wait until the engine fails as a whole, then raise the cause."""

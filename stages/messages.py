@@ -159,6 +159,13 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
     def rows(self) -> int:
         return len(self.ranks) // 4
 
+    def after(self, count: int) -> Logprobs:
+        """Without the first ``count`` rows."""
+        if count <= 0:
+            return self
+        width = 4 * (1 + self.top)
+        return Logprobs(self.top, self.ids[width * count :], self.values[width * count :], self.ranks[4 * count :])
+
 
 class Output(msgspec.Struct, frozen=True, tag="output"):
     """Exactly one per Step: the sampled ids of its sampling segments, in order. It gives the window's credit back.

@@ -38,7 +38,7 @@ class EpochSwitch:
         if session is None or message.epoch != self._epoch:
             self.dead_letters += 1
             kind = type(message).__name__
-            log.warning("dead letter of another epoch", kind=kind, epoch=message.epoch, now=self._epoch)
+            log.info("dead letter of another epoch", kind=kind, epoch=message.epoch, now=self._epoch)
             return
         try:
             match message:

@@ -2,6 +2,9 @@
 
 Every event is handled at once and ends in writing whatever the scheduler can now issue. Nothing a client does is waited
 for: sinks return at once, and what they feed (detokenising, sockets) runs elsewhere.
+
+It runs one epoch after the other. Where an epoch is lost it stops writing and says so; who brings the stages back
+tells it with which epoch to go on. Meanwhile requests wait, and can be aborted or pass their deadlines.
 """
 
 from __future__ import annotations
@@ -54,8 +57,18 @@ class Abort(msgspec.Struct, frozen=True):
     request: Request
 
 
-class EpochFailed(msgspec.Struct, frozen=True):
-    """A stage died, stalled or reported an error: nothing more comes of this epoch."""
+class Suspend(msgspec.Struct, frozen=True):
+    """The epoch is lost with a stage. Nothing more is written, and Outputs are ignored."""
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """The stages wait for the log of this epoch, on which everything in flight is replayed."""
+
+    epoch: int
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """The pipeline will not come back: every request fails, from now on."""
 
     error: Exception
 
@@ -65,16 +78,16 @@ class Close(msgspec.Struct, frozen=True):
 
 
 class Coordinator(Actor):
-    """Runs one epoch of the pipeline.
+    """Runs the pipeline.
 
     Args:
         scheduler: Decides.
         pipeline: Carries the log.
         watchdog_s: Seconds without an Output, while steps are in flight, after which the epoch has failed.
-        on_failure: Called once, when the epoch has failed and every request has been told.
+        on_failure: Called when the epoch is lost, once an epoch, unless a Suspend said so first.
     """
 
-    control = Inbox[Abort | EpochFailed | Close](capacity=65536, priority=0)
+    control = Inbox[Abort | Suspend | Resume | GiveUp | Close](capacity=65536, priority=0)
     requests = Inbox[Submit](capacity=65536, overflow=Overflow.FAIL)
     outputs = Inbox[Output](capacity=1024, overflow=Overflow.FAIL)
 
@@ -86,18 +99,24 @@ class Coordinator(Actor):
         self.watchdog_s = watchdog_s
         self.on_failure = on_failure
         self.ended: RequestError | None = None  # what requests are told from now on
+        self.suspended = False
+        self.dead_letters = 0  # Outputs of lost epochs
         self.watchdog: asyncio.TimerHandle | None = None
 
     # --- events ------------------------------------------------------------------------------------------------------
 
     @control.handler
-    def on_control(self, message: Abort | EpochFailed | Close) -> None:
+    def on_control(self, message: Abort | Suspend | Resume | GiveUp | Close) -> None:
         match message:
             case Abort(request):
                 self.scheduler.abort(request)
                 self.issue()
-            case EpochFailed(error):
-                self.fail(error)
+            case Suspend():
+                self.suspend()
+            case Resume(epoch):
+                self.resume(epoch)
+            case GiveUp(error):
+                self.end_all(StageFailedError(f"a stage failed: {error}"))
             case Close():
                 self.end_all(AbortedError("the engine is closing"))
 
@@ -121,12 +140,14 @@ class Coordinator(Actor):
 
     @outputs.handler
     def on_output(self, output: Output) -> None:
-        if self.ended is not None:
+        if self.suspended or self.ended is not None or output.epoch < self.scheduler.epoch:
+            self.dead_letters += 1
+            log.debug("an output of a lost epoch", epoch=output.epoch, seq=output.seq)
             return
         try:
             self.scheduler.on_output(output)
         except ActorppError as error:
-            self.fail(error)
+            self.lose_epoch(error)
             return
         self.rewind_watchdog()
         self.issue()
@@ -140,26 +161,34 @@ class Coordinator(Actor):
     def issue(self) -> None:
         """Write everything that can be issued now."""
         idle = not self.scheduler.in_flight
-        while self.ended is None and (entry := self.scheduler.next_entry()) is not None:
+        while not (self.suspended or self.ended) and (entry := self.scheduler.next_entry()) is not None:
             try:
                 self.pipeline.write(entry)
             except ActorppError as error:
-                self.fail(error)
+                self.lose_epoch(error)
         if idle:
             self.rewind_watchdog()
 
-    def fail(self, error: Exception) -> None:
-        """Every request ends with a typed error, once."""
-        if self.ended is not None:
-            return
-        log.error("the pipeline has failed", error=str(error))
-        self.end_all(StageFailedError(f"a stage failed: {error}"))
+    def lose_epoch(self, error: Exception) -> None:
+        log.warning("the epoch is lost", epoch=self.scheduler.epoch, error=str(error))
+        self.suspend()
         self.on_failure(error)
+
+    def suspend(self) -> None:
+        self.suspended = True
+        self.rewind_watchdog()
+
+    def resume(self, epoch: int) -> None:
+        if self.ended is None:
+            self.scheduler.restart(epoch)
+            self.suspended = False
+            self.issue()
 
     def end_all(self, error: RequestError) -> None:
         """Every request ends with this error, also those that are still to come."""
         self.ended = error
         self.scheduler.fail_all(error)
+        self.rewind_watchdog()
 
     # --- clock -------------------------------------------------------------------------------------------------------
 
@@ -171,12 +200,14 @@ class Coordinator(Actor):
         if self.watchdog is not None:
             self.watchdog.cancel()
             self.watchdog = None
-        if self.scheduler.in_flight and self.ended is None:
+        if self.scheduler.in_flight and not (self.suspended or self.ended):
             self.watchdog = guard_later(self.watchdog_s, self.stalled)
 
     def stalled(self) -> None:
         step = self.scheduler.in_flight[0]
-        self.fail(StageFailedError(f"no output for {self.watchdog_s:g} s; step {step.seq} is the oldest in flight"))
+        self.lose_epoch(
+            StageFailedError(f"no output for {self.watchdog_s:g} s; step {step.seq} is the oldest in flight")
+        )
 
     async def stopping(self) -> None:
         """Requests that are left end with the engine; their deadlines with them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from asyncio import TimerHandle
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,7 +21,8 @@ class RequestSink(Protocol):
     """
 
     def progress(self, computed: int, total: int) -> None:
-        """``computed`` of ``total`` prompt tokens have passed the last stage."""
+        """``computed`` of ``total`` prompt tokens have passed the last stage. A replay before the first output token
+        begins again."""
         ...
 
     def prompt_logprobs(self, logprobs: Logprobs) -> None:
@@ -59,9 +61,12 @@ class Request:
         stop_ids: Output ids that end the request; they are delivered.
         stop_text: Looks for stop strings, if there are any.
         priority: Lower is admitted first; equal ones in order of arrival.
-        issued: Prompt tokens in steps that have been sent.
-        computed: Prompt tokens whose step's Output is in.
-        chunks: Sizes of the prefill chunks, in order.
+        replayed: Output ids delivered in earlier epochs: this epoch's prefill computes them behind the prompt.
+        replays: Epochs that ended under it.
+        issued: Prefill tokens in steps that have been sent.
+        computed: Prefill tokens whose step's Output is in.
+        chunks: Sizes of the prefill chunks, in order; after a replay, of that one's.
+        prompt_rows: Prompt log-probabilities delivered.
         source: Where the newest sampled id stands while its Output is not in.
         sampled: Sampling segments in steps that have been sent.
         output_ids: Ids delivered.
@@ -82,9 +87,12 @@ class Request:
     phase: Phase = Phase.WAITING
     pages: tuple[int, ...] = ()
     slot: int | None = None
+    replayed: int = 0
+    replays: int = 0
     issued: int = 0
     computed: int = 0
     chunks: list[int] = field(default_factory=list)
+    prompt_rows: int = 0
     source: FromOutput | None = None
     sampled: int = 0
     output_ids: list[int] = field(default_factory=list)
@@ -93,10 +101,28 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Prompt tokens not yet in a step."""
-        return self.prompt_len - self.issued
+        """Prefill tokens not yet in a step."""
+        return self.prompt_len + self.replayed - self.issued
+
+    @property
+    def prefill_ids(self) -> bytes:
+        """What the prefill computes, little-endian int32: the prompt, and after a replay what was delivered."""
+        return self.prompt + array("i", self.output_ids[: self.replayed]).tobytes()
 
     @property
     def unprocessed(self) -> int:
         """Sampled ids that the coordinator has not seen."""
         return self.sampled - len(self.output_ids)
+
+    def rewind(self) -> None:
+        """Its epoch has ended: it waits again, to be computed anew from its prompt and what was delivered.
+
+        Delivered ids and log-probabilities, the reader of stop strings and the deadline stay as they are.
+        """
+        self.phase = Phase.WAITING
+        self.pages = ()
+        self.slot = self.source = None
+        self.issued = self.computed = self.in_flight = 0
+        self.chunks = []
+        self.replayed = self.sampled = len(self.output_ids)
+        self.replays += 1

@@ -3,6 +3,10 @@
 A plain state machine: no I/O, no clock, no tasks. The same calls in the same order give the same log, so a trace of
 events replays to the same plan. The Coordinator actor around it owns time and the wire.
 
+When an epoch is lost with a stage, ``restart`` begins the next one: what was in flight is dropped, and every admitted
+request waits again, before all others, to be computed from its prompt and the ids delivered so far. Randomness depends
+on seed and output position alone, so it goes on with the tokens that it would have had.
+
 Waiting requests are admitted by priority, lower first, and in order of arrival where it is equal. The first of them is
 never passed by, so that small ones cannot starve a large one; an admitted one keeps its place whatever comes after it,
 so that urgent ones cannot starve the running.
@@ -69,7 +73,7 @@ class SchedulerConfig:
 
 
 class Scheduler:
-    """Decides every log entry of one epoch."""
+    """Decides every log entry, epoch by epoch."""
 
     def __init__(self, config: SchedulerConfig, policy: ChunkPolicy, *, epoch: int) -> None:
         self.config = config
@@ -81,6 +85,7 @@ class Scheduler:
         self.in_flight: deque[Step] = deque()
         self.steps = 0
         self.finished = 0
+        self.replays = 0  # of requests
         self.prompt_tokens = 0  # of admitted requests
         self.generated_tokens = 0
         self.stage_busy = [0.0] * config.num_stages  # compute seconds so far
@@ -112,7 +117,8 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises as ``check``."""
         self.check(request)
-        insort(self.waiting, request, key=lambda waiting: waiting.priority)  # behind its equals
+        # Behind its equals, and behind all that were admitted before: their order is that of admission.
+        insort(self.waiting, request, key=lambda other: (not other.replays, 0 if other.replays else other.priority))
 
     def abort(self, request: Request) -> None:
         """End a request now, in whatever phase; nothing happens if it has ended."""
@@ -130,6 +136,24 @@ class Scheduler:
     def requests(self) -> list[Request]:
         """All requests that have not ended, in order of admission."""
         return [r for r in (*self.running.values(), *self.waiting) if r.phase is not Phase.ENDED]
+
+    def restart(self, epoch: int) -> None:
+        """Drop the running epoch and begin another on empty stages. Nothing that was delivered changes or comes again.
+
+        Pages are all free again: the requests in flight wait, in order of admission and before the others, and reserve
+        them anew. Those that had ended, and had segments in flight, are gone.
+        """
+        lost = [request for request in self.running.values() if request.phase is not Phase.ENDED]
+        for request in self.running.values():
+            self.pool.give_back(request.pages)
+        for request in lost:
+            request.rewind()
+        self.running.clear()
+        self.waiting[:0] = lost
+        self.replays += len(lost)
+        self.in_flight.clear()
+        self._retire.clear()
+        self.epoch, self.next_seq = epoch, 0
 
     # --- log out ---------------------------------------------------------------------------------------------------
 
@@ -168,7 +192,7 @@ class Scheduler:
         request.pages = pages
         request.phase = Phase.PREFILL
         self.running[request.rid] = request
-        self.prompt_tokens += request.prompt_len
+        self.prompt_tokens += 0 if request.replays else request.prompt_len
         return Admit(
             epoch=self.epoch,
             seq=self._take_seq(),
@@ -176,7 +200,7 @@ class Scheduler:
             prompt_len=request.prompt_len,
             sampling=request.sampling,
             pages=pages,
-            tokens=request.prompt,
+            tokens=request.prefill_ids,
         )
 
     def _decode_segments(self) -> tuple[int, list[Segment]]:
@@ -276,13 +300,21 @@ class Scheduler:
         if request.phase is not Phase.ENDED:
             if segment.token is None:
                 request.computed += segment.length
-                request.sink.progress(request.computed, request.prompt_len)
+                if not request.output_ids:
+                    request.sink.progress(request.computed, request.prompt_len)
             if prompt_logprobs is not None:
-                request.sink.prompt_logprobs(prompt_logprobs)
+                self._deliver_prompt_logprobs(request, prompt_logprobs, segment.start)
             if token is not None:
                 self._deliver(request, token, logprobs, output.seq)
         if request.phase is Phase.ENDED and not request.in_flight:
             self._release(request)
+
+    def _deliver_prompt_logprobs(self, request: Request, logprobs: Logprobs, start: int) -> None:
+        """Rows of the positions from ``start`` on; a replay computes again what was delivered before."""
+        new = logprobs.after(request.prompt_rows - start)
+        if new.rows:
+            request.prompt_rows += new.rows
+            request.sink.prompt_logprobs(new)
 
     def _deliver(self, request: Request, token: int, logprobs: Logprobs | None, seq: int) -> None:
         request.output_ids.append(token)

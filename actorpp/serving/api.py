@@ -50,7 +50,8 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
         e2e_s: Until the request ended.
         prefill_tok_s: Prompt tokens over the time from admission to the first token; None when there was none.
         tpot_s: Mean time between two output tokens; None with fewer than two tokens.
-        chunks: Prompt tokens of each prefill chunk, in order. They sum to the prompt.
+        chunks: Prompt tokens of each prefill chunk, in order. They sum to the prompt. After the loss of a stage they
+            are those of the replay, and sum to the prompt and what was delivered before.
         stage_busy: For each stage, the share of the request's lifetime in which it computed (for any request).
     """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from zlib import crc32
 
-from actorpp.coordinator.coordinator import Abort, Coordinator, Submit
+from actorpp.coordinator.coordinator import Abort, Coordinator, GiveUp, Resume, Submit, Suspend
 from actorpp.coordinator.policy import FixedChunks
 from actorpp.coordinator.request import EndReason, Request
 from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
@@ -91,6 +91,11 @@ class SimulatedHost:
         self.histories: dict[int, dict[int, int]] = {}
         self.steps: list[Step] = []
         self.admitted: list[int] = []
+
+    @property
+    def applied(self) -> int:
+        """Log entries."""
+        return len(self.admitted) + len(self.steps)
 
     def admit(self, admit: Admit) -> None:
         assert admit.rid not in self.histories
@@ -220,7 +225,10 @@ class Answer:
 
 
 class SimulatedPipeline:
-    """Coordinator and sessions of one epoch on a fake network. Open it inside ``actorpp.testing.run``."""
+    """Coordinator and sessions on a fake network. Open it inside ``actorpp.testing.run``.
+
+    A lost epoch fails every request, unless ``next_epoch`` is called for it.
+    """
 
     def __init__(
         self,
@@ -243,7 +251,8 @@ class SimulatedPipeline:
         self.seconds = seconds
         self.watchdog_s = watchdog_s
         self.failures: list[Exception] = []
-        self.hosts = [SimulatedHost(stage, stages) for stage in range(stages)]
+        self.epoch = 0
+        self.down = False  # no epoch runs
         self.gates = [asyncio.Event() for _ in range(stages)]
         config = SchedulerConfig(
             num_stages=stages,
@@ -259,34 +268,61 @@ class SimulatedPipeline:
         self.scheduler = Scheduler(config, FixedChunks(chunk, align=16), epoch=1)
         self.sessions: list[ActorRef] = []
         self.log: list[LogEntry] = []
-        self.arrived = [0] * stages  # log entries of the epoch at each stage's switch
-        self.stale = 0  # entries of another epoch that became dead letters there
+        self.arrived = [0] * stages  # log entries at each stage's switch, of the epoch that ran
+        self.applied = [0] * stages  # of these in lost epochs, those that were taken from the mailbox and applied
+        self.stale = 0  # entries of epoch 0 that became dead letters there
         self.requests: dict[Request, Answer] = {}
 
     async def open(self) -> None:
         """Spawn every session and the coordinator."""
-        switches = self.switches = [EpochSwitch() for _ in range(self.stages)]
-        tensors = [FakeTensors(self.network, f"tensors {i}") for i in range(self.stages - 1)]
-        outputs = self.network.link("outputs", lambda output: self.deliver_output(output))
-        feed = self.network.link("feed", switches[0].deliver)
+        self.switches = [EpochSwitch() for _ in range(self.stages)]
+        self.outputs = self.network.link("outputs", lambda output: self.deliver_output(output))
+        self.log_links = [self.network.link(f"log {i}", partial(self.deliver_log, i)) for i in range(self.stages)]
+        await self.begin()
+        self.coordinator = await self.system.spawn(
+            lambda: Coordinator(self.scheduler, self, watchdog_s=self.watchdog_s, on_failure=self.failed),
+            name="coordinator",
+        )
+
+    async def begin(self) -> None:
+        """Spawn the sessions of the next epoch, on empty stages and new links."""
+        self.epoch += 1
+        self.down = False
+        self.hosts = [SimulatedHost(stage, self.stages) for stage in range(self.stages)]
+        self.sessions.clear()
+        tensors = [FakeTensors(self.network, f"tensors {i}, {self.epoch}") for i in range(self.stages - 1)]
+        feed = self.network.link(f"feed {self.epoch}", self.switches[0].deliver)
         for stage in range(self.stages):
-            to_next = self.network.link(f"headers {stage}", switches[(stage + 1) % self.stages].deliver)
+            following = self.switches[(stage + 1) % self.stages]
+            to_next = self.network.link(f"headers {stage}, {self.epoch}", following.deliver)
             links = Links(
                 prev=tensors[stage - 1] if stage else None,
                 next=tensors[stage] if stage < self.stages - 1 else None,
                 send_proxy=to_next.send,
-                send_output=outputs.send,
+                send_output=self.outputs.send,
                 feed_first=feed.send,
             )
             self.gates[stage].set()
             session = await self.system.spawn(partial(self.session, stage, links), name=f"stage-{stage}")
-            switches[stage].open(1, session, self.failures.append)
+            self.switches[stage].open(self.epoch, session, self.failures.append)
             self.sessions.append(session)
-        self.log_links = [self.network.link(f"log {i}", partial(self.deliver_log, i)) for i in range(self.stages)]
-        self.coordinator = await self.system.spawn(
-            lambda: Coordinator(self.scheduler, self, watchdog_s=self.watchdog_s, on_failure=self.failures.append),
-            name="coordinator",
-        )
+
+    async def next_epoch(self, downtime_s: float) -> None:
+        """The running epoch is lost, and another one stands after a while."""
+        self.coordinator[Coordinator.control].tell_nowait(Suspend())
+        self.down = True
+        for switch in self.switches:
+            switch.close()
+        for stage, session in enumerate(self.sessions):
+            await self.system.kill(session)
+            self.applied[stage] += self.hosts[stage].applied
+        await asyncio.sleep(downtime_s)
+        await self.begin()
+        self.coordinator[Coordinator.control].tell_nowait(Resume(self.epoch))
+
+    def failed(self, error: Exception) -> None:
+        self.failures.append(error)
+        self.coordinator[Coordinator.control].tell_nowait(GiveUp(error))
 
     def session(self, stage: int, links: Links) -> SimulatedSession:
         config = self.scheduler.config
@@ -309,10 +345,12 @@ class SimulatedPipeline:
         switch = self.switches[stage]
         before = switch.dead_letters
         switch.deliver(entry)
-        if entry.epoch == 1:
+        refused = switch.dead_letters - before
+        if entry.epoch == self.epoch and not self.down:
             self.arrived[stage] += 1
         else:
-            self.stale += switch.dead_letters - before
+            assert refused == 1
+            self.stale += entry.epoch == 0
 
     def write(self, entry: LogEntry) -> None:
         self.log.append(entry)

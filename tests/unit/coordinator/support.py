@@ -141,6 +141,11 @@ class Pipe:
                 prompt[segment.rid] = some_logprobs(len(rows))
         return {"logprobs": sampled, "prompt_logprobs": prompt}
 
+    def restart(self) -> None:
+        """The epoch is lost with everything in flight."""
+        self.pending.clear()
+        self.scheduler.restart(self.scheduler.epoch + 1)
+
     def drain(self) -> None:
         self.pump()
         while self.pending:
