@@ -24,7 +24,7 @@ from actorpp.errors import AbortedError, ConfigError, InvalidRequestError, Reque
 from actorpp.logs import configure_structlog
 from actorpp.progress import ProgressDisplay
 from actorpp.serving.api import EngineStats, FinishReason, RequestMetrics
-from actorpp.serving.gateway import CompletionResult
+from actorpp.serving.completion import CompletionResult
 from actorpp.serving.logprobs import TokenLogprob
 from actorpp.serving.request import MAX_OUTPUTS, CompletionRequest, parse_request
 

@@ -17,7 +17,8 @@ from actorpp.engine import Engine
 from actorpp.errors import ConfigError
 from actorpp.progress import ProgressDisplay
 from actorpp.serving.api import Progress
-from actorpp.serving.gateway import CompletionResult, Delta, Gateway
+from actorpp.serving.completion import CompletionResult, Delta
+from actorpp.serving.gateway import Gateway
 from actorpp.serving.request import CompletionRequest
 from actorpp.serving.zmq_server import ZmqServer
 from actorpp.transport.sockets import close_context

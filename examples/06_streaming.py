@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from actorpp import Engine, EngineConfig, Gateway
-from actorpp.serving.gateway import CompletionResult, Delta
+from actorpp.serving.completion import CompletionResult, Delta
 from actorpp.serving.request import CompletionRequest
 
 

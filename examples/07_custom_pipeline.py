@@ -15,7 +15,7 @@ import msgspec
 
 from actorpp import Engine, EngineConfig, Gateway
 from actorpp.runtime import Actor, ActorSystem, Address, Inbox, Request
-from actorpp.serving.gateway import CompletionResult
+from actorpp.serving.completion import CompletionResult
 from actorpp.serving.request import CompletionRequest
 
 DOCUMENT = """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from actorpp import Engine, EngineConfig, Gateway
-from actorpp.serving.gateway import Delta
+from actorpp.serving.completion import Delta
 from actorpp.serving.request import CompletionRequest
 
 

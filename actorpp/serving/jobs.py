@@ -14,7 +14,8 @@ import structlog
 
 from actorpp.errors import ActorppError, InvalidRequestError, OverloadedError
 from actorpp.serving.api import Progress
-from actorpp.serving.gateway import Completion, CompletionResult, Delta, Gateway
+from actorpp.serving.completion import Completion, CompletionResult, Delta
+from actorpp.serving.gateway import Gateway
 from actorpp.serving.logprobs import TokenLogprob
 from actorpp.serving.request import CompletionRequest
 

@@ -24,7 +24,8 @@ from actorpp.errors import (
     ProtocolError,
     TransportError,
 )
-from actorpp.serving.gateway import Delta, Gateway
+from actorpp.serving.completion import Delta
+from actorpp.serving.gateway import Gateway
 from actorpp.serving.jobs import Job, JobId, JobLimits, Jobs
 from actorpp.serving.protocol import (
     MAX_DELTAS_PER_POLL,

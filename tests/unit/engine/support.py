@@ -9,7 +9,8 @@ from typing import Any
 
 from actorpp.config import EngineConfig
 from actorpp.engine import Engine
-from actorpp.serving.gateway import CompletionResult, Gateway
+from actorpp.serving.completion import CompletionResult
+from actorpp.serving.gateway import Gateway
 from actorpp.serving.request import parse_request
 
 PROMPT = [(7 * n + n * n) % 300 + 5 for n in range(60)]

@@ -10,7 +10,8 @@ import pytest
 
 from actorpp.engine import output_seed
 from actorpp.errors import InvalidRequestError
-from actorpp.serving.gateway import CompletionResult, Gateway
+from actorpp.serving.completion import CompletionResult
+from actorpp.serving.gateway import Gateway
 from actorpp.serving.tokenizer import TextCodec
 from tests.unit.engine.support import PROMPT, complete, served
 

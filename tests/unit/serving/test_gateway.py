@@ -20,7 +20,8 @@ from actorpp.errors import (
     StageFailedError,
 )
 from actorpp.serving.api import Progress
-from actorpp.serving.gateway import Completion, CompletionResult, Delta, Gateway
+from actorpp.serving.completion import Completion, CompletionResult, Delta
+from actorpp.serving.gateway import Gateway
 from actorpp.serving.request import CompletionRequest, parse_request
 from actorpp.serving.tokenizer import TextCodec
 from tests.unit.serving.fakes import ANSWER, FakeCheckpoint, FakeEngine, logprob

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorpp.errors import InvalidRequestError
-from actorpp.serving.gateway import CompletionResult, Delta, Gateway
+from actorpp.serving.completion import CompletionResult, Delta
+from actorpp.serving.gateway import Gateway
 from actorpp.serving.request import parse_request
 from actorpp.serving.stopping import OutputText, StopSearch
 from actorpp.serving.tokenizer import TextCodec
