@@ -10,6 +10,7 @@ import typer
 
 from actorpp.cli import options as o
 from actorpp.cli.bench import bench
+from actorpp.cli.report import report
 from actorpp.config import SERVER_FLAGS
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 
 app.add_typer(bench, name="bench")
+app.command(short_help="Make a page of traces.")(report)
 
 PROMPT_FLAGS = ("prompt", "prompt_file", "prompt_tokens_file")
 REQUEST_FLAGS = (

@@ -7,12 +7,12 @@ asynchronous slice. Every slice of a step says which chunk or token of which req
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from actorpp.analysis.steps import chunk_numbers
 from actorpp.analysis.trace import Trace, TracedRequest
 from actorpp.errors import ConfigError
 from actorpp.stages.messages import Segment, Span
@@ -96,21 +96,20 @@ def _track(kind: str, lane: int) -> int:
 
 
 def _work(spans: tuple[Span, ...]) -> dict[tuple[int, int], dict[str, Any]]:
-    """What each step was for, by epoch and seq: ``chunk`` and ``token`` count from 0 within their request."""
-    chunks: Counter[int] = Counter()
+    """What each step was for, by epoch and seq: its tokens and its segments, a chunk with its number in its prompt."""
+    steps = sorted(
+        (((span.epoch, span.seq), span.segments) for span in spans if span.kind == "compute"), key=lambda step: step[0]
+    )
+    numbers = chunk_numbers(steps)
     found: dict[tuple[int, int], dict[str, Any]] = {}
-    for span in sorted((s for s in spans if s.kind == "compute"), key=lambda s: (s.epoch, s.seq)):
-        segments = []
-        for segment in span.segments:
+    for (epoch, seq), segments in steps:
+        entries = []
+        for segment in segments:
             entry = {"request": segment.rid, "history": segment.start, "tokens": segment.length}
             if segment.token is None:
-                if segment.start == 0:
-                    chunks[segment.rid] = 0
-                entry["chunk"] = chunks[segment.rid]
-                chunks[segment.rid] += 1
-            segments.append(entry)
-        tokens = sum(segment.length for segment in span.segments)
-        found[span.epoch, span.seq] = {"tokens": tokens, "segments": segments}
+                entry["chunk"] = numbers[epoch, seq, segment.rid]
+            entries.append(entry)
+        found[epoch, seq] = {"tokens": sum(segment.length for segment in segments), "segments": entries}
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from actorpp.stages.messages import Segment, Span
@@ -55,6 +55,22 @@ def traced_steps(stages: Sequence[Sequence[Span]]) -> list[TracedStep]:
         )
         for key in whole
     ]
+
+
+def chunk_numbers(steps: Iterable[tuple[tuple[int, int], Sequence[Segment]]]) -> dict[tuple[int, int, int], int]:
+    """The index of each chunk within its prompt, by epoch, seq and request. A prompt that is replayed counts anew.
+
+    Args:
+        steps: (epoch, seq) and segments of each step, in the order of the log.
+    """
+    counts: dict[int, int] = {}
+    numbers = {}
+    for (epoch, seq), segments in steps:
+        for segment in segments:
+            if segment.token is None:
+                counts[segment.rid] = counts.get(segment.rid, -1) + 1 if segment.start else 0
+                numbers[epoch, seq, segment.rid] = counts[segment.rid]
+    return numbers
 
 
 def needed_steps(steps: Sequence[TracedStep]) -> list[int | None]:

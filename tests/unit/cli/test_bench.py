@@ -64,8 +64,8 @@ def test_latency_prints_and_saves_what_it_measured(bench: Bench) -> None:
     assert sum(summary["chunks"]) == 100
     for iteration in result["iterations"]:
         assert len(iteration["requests"]) == 2
-        assert all(0 < r["ttft_s"] < r["e2e_s"] <= iteration["duration_s"] for r in iteration["requests"])
-        assert iteration["pipeline"]["bound_s"] <= iteration["pipeline"]["makespan_s"] <= iteration["duration_s"]
+        assert all(0 < r["ttft_s"] <= r["e2e_s"] for r in iteration["requests"])
+        assert 0 < iteration["pipeline"]["bound_s"] <= iteration["pipeline"]["makespan_s"] <= iteration["duration_s"]
     durations = sorted(iteration["duration_s"] for iteration in result["iterations"])
     assert summary["duration_s"]["median"] == durations[1]
     assert summary["output_tok_s"]["highest"] == pytest.approx(2 * 5 / durations[0])

@@ -1,0 +1,108 @@
+"""A report of one or several traces as a page: what was measured, what bounds it, and where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from actorpp.analysis import charts
+from actorpp.analysis.efficiency import PipelineFigures, pipeline_figures
+from actorpp.analysis.page import Card, Part, Section, page
+from actorpp.analysis.steps import TracedStep, traced_steps
+from actorpp.analysis.trace import Trace
+from actorpp.errors import ConfigError
+
+
+def report(traces: Sequence[tuple[str, Trace]]) -> str:
+    """The page of these traces, each with a name.
+
+    Raises:
+        ConfigError: A trace has no step that every stage computed, or plotly is not installed.
+    """
+    return page("Pipeline report", _overview(traces), [_part(name, trace) for name, trace in traces])
+
+
+def _overview(traces: Sequence[tuple[str, Trace]]) -> list[Section]:
+    lengths = {r.prompt_tokens for _, trace in traces for r in trace.requests if r.ttft_s is not None}
+    if len(lengths) < 2:
+        return []
+    text = "Each request from its submission to its first token, over all traces given."
+    by_setting = [(_setting(trace.about) + _at_once(trace), trace) for _, trace in traces]
+    return [Section("Time to first token by prompt length", text, charts.ttft_by_length(by_setting))]
+
+
+def _part(name: str, trace: Trace) -> Part:
+    steps = traced_steps(trace.stages)
+    if not steps:
+        raise ConfigError(f"{name}: no step that every stage has computed", param="trace")
+    figures = pipeline_figures(steps)
+    return Part(name, _facts(trace), _cards(trace, figures), _sections(steps, figures))
+
+
+def _facts(trace: Trace) -> str:
+    about = trace.about
+    facts = [str(about["model"])] if "model" in about else []
+    facts.append(_setting(about))
+    if trace.requests:
+        prompts = sum(request.prompt_tokens for request in trace.requests)
+        outputs = sum(request.output_tokens for request in trace.requests)
+        plural = "s" if len(trace.requests) > 1 else ""
+        facts.append(f"{len(trace.requests)} request{plural}, {prompts} prompt and {outputs} output tokens")
+    if trace.dropped:
+        facts.append(f"{trace.dropped} spans did not fit the stages' buffers: figures are incomplete")
+    return " · ".join(fact for fact in facts if fact)
+
+
+def _setting(about: dict[str, Any]) -> str:
+    """What a run was done with: traces of the same setting belong together."""
+    parts = []
+    if "layers" in about:
+        layers = [hi - lo for lo, hi in about["layers"]]
+        parts.append(f"{len(layers)} stage{'s' if len(layers) > 1 else ''} of {', '.join(map(str, layers))} layers")
+    if "threads_per_stage" in about:
+        parts.append(f"{about['threads_per_stage']} thread{'s' if about['threads_per_stage'] != 1 else ''} each")
+    if "chunk_policy" in about:
+        size = f" {about['chunk_size']}" if about["chunk_policy"] == "fixed" and "chunk_size" in about else ""
+        parts.append(f"chunks: {about['chunk_policy']}{size}")
+    return ", ".join(parts) or "one setting"
+
+
+def _at_once(trace: Trace) -> str:
+    return f", {len(trace.requests)} requests" if len(trace.requests) > 1 else ""
+
+
+def _cards(trace: Trace, figures: PipelineFigures) -> list[Card]:
+    cards = []
+    ttfts = [request.ttft_s for request in trace.requests if request.ttft_s is not None]
+    if len(ttfts) == 1:
+        cards.append(Card("Time to first token", _seconds(ttfts[0])))
+    elif ttfts:
+        cards.append(Card("Time to first token", _seconds(max(ttfts)), f"the last; the first {_seconds(min(ttfts))}"))
+    over = f"{figures.over_bound:.3f} x the flow-shop bound"
+    cards.append(Card("Makespan", _seconds(figures.makespan_s), over))
+    cards.append(Card("Efficiency", f"{100 * figures.efficiency:.1f}%", "busy / (stages x makespan)"))
+    ideal = f"(P-1)/(P-1+M) is {100 * figures.ideal_bubble_share:.1f}%"
+    cards.append(Card("Bubble share", f"{100 * figures.bubble_share:.1f}%", ideal))
+    after = 100 * figures.bubble_share_after_fill
+    cards.append(Card("Bubbles after the fill", f"{after:.1f}%", f"M = {figures.num_steps} steps"))
+    return cards
+
+
+def _sections(steps: list[TracedStep], figures: PipelineFigures) -> list[Section]:
+    text = "A bar is a step, its number that of the chunk in the prompt. Hatched: the stage had nothing to do."
+    if len(steps) > charts.MAX_BARS:
+        text += f" The first {charts.MAX_BARS} of {len(steps)} steps."
+    found = [Section("What every stage did", text, charts.gantt(steps))]
+    text = (
+        "The share of the makespan in which a stage computed nothing. The last bar: what "
+        f"{figures.num_steps} equal steps on {len(figures.busy_s)} equal stages cannot avoid."
+    )
+    found.append(Section("Bubbles", text, charts.bubble_shares(steps, figures)))
+    if any(step.chunks for step in steps):
+        text = "A chunk takes longer the more tokens stand before it; stages stay in step when chunks take equal time."
+        found.append(Section("Chunks", text, charts.chunk_sizes(steps)))
+    return found
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.1f} ms"

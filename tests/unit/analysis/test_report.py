@@ -1,0 +1,128 @@
+"""The report's page: what it holds, worked out by hand for a small trace; that it needs nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from actorpp.analysis import charts
+from actorpp.analysis.bubbles import Bubble, bubbles
+from actorpp.analysis.efficiency import pipeline_figures
+from actorpp.analysis.report import report
+from actorpp.analysis.steps import traced_steps
+from actorpp.analysis.trace import Trace
+from actorpp.errors import ConfigError
+from tests.unit.analysis.support import hand_made
+
+STEPS = traced_steps(hand_made(offset=0.0).stages)
+
+
+def test_bubbles_of_the_hand_made_trace() -> None:
+    assert bubbles(STEPS) == [
+        Bubble(0, "wait", 4.0, 5.0),
+        Bubble(0, "wait", 6.0, 8.0),
+        Bubble(0, "drain", 9.0, 10.0),
+        Bubble(1, "fill", 0.0, 2.0),
+        Bubble(1, "wait", 7.0, 9.0),
+    ]
+    assert bubbles([]) == []
+    total = sum(bubble.end - bubble.start for bubble in bubbles(STEPS))
+    assert total == pytest.approx(pipeline_figures(STEPS).bubble_share * 2 * 10)
+
+
+def test_the_time_line_has_each_step_and_each_bubble() -> None:
+    request, decode, hatched = charts.gantt(STEPS)["data"]
+    assert [request["name"], decode["name"], hatched["name"]] == ["request 1", "decode", "bubble"]
+    assert list(zip(request["y"], request["base"], request["x"], request["text"], strict=True)) == [
+        ("stage 0", 0, 2, "0"), ("stage 1", 2, 2, "0"),
+        ("stage 0", 2, 2, "1"), ("stage 1", 4, 2, "1"),
+        ("stage 0", 5, 1, "2"), ("stage 1", 6, 1, "2"),
+    ]  # fmt: skip
+    assert list(zip(decode["base"], decode["x"], strict=True)) == [(8, 1), (9, 1)]
+    assert list(zip(hatched["base"], hatched["x"], strict=True)) == [(4, 1), (6, 2), (9, 1), (0, 2), (7, 2)]
+    assert hatched["marker"]["pattern"]["shape"] == "/"
+    assert "request 1, chunk 2: 2 tokens behind 8" in request["customdata"][-1]
+
+
+def test_bubble_shares_stand_beside_the_ideal_one() -> None:
+    fill, wait, drain, ideal = charts.bubble_shares(STEPS, pipeline_figures(STEPS))["data"]
+    assert fill["y"] == pytest.approx([0, 20, 10])
+    assert wait["y"] == pytest.approx([30, 20, 25])
+    assert drain["y"] == pytest.approx([10, 0, 5])
+    assert ideal["y"] == pytest.approx([20])
+
+
+def test_chunks_by_index() -> None:
+    sizes, first, second = charts.chunk_sizes(STEPS)["data"]
+    assert sizes["y"] == [4, 4, 2]
+    assert first["y"] == second["y"] == [2000, 2000, 1000]
+
+
+def longer() -> Trace:
+    """The same steps for a prompt of another length."""
+    trace = hand_made()
+    return replace(trace, requests=(replace(trace.requests[0], prompt_tokens=20),))
+
+
+def charts_of(html: str) -> list[dict[str, Any]]:
+    found = re.search(r"const charts = (\[.*\]);\n", html)
+    assert found is not None
+    data: list[dict[str, Any]] = json.loads(found[1].replace("<\\/", "</"))
+    return data
+
+
+class Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.titles: list[str] = []
+        self.links: list[str] = []
+        self._in = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._in = tag
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        if self._in in ("h2", "h3") and data.strip():
+            self.titles.append(data)
+
+
+def test_the_page_is_whole_and_needs_nothing_from_elsewhere() -> None:
+    html = report([("a<b", longer()), ("hand", hand_made())])
+    parsed = Page()
+    parsed.feed(html)
+    assert parsed.links == []
+    assert parsed.titles == [
+        "Time to first token by prompt length",
+        "a<b", "What every stage did", "Bubbles", "Chunks",
+        "hand", "What every stage did", "Bubbles", "Chunks",
+    ]  # fmt: skip
+    assert len(charts_of(html)) == 7
+    assert "plotly.js v" in html
+    assert "prefers-color-scheme: dark" in html
+    assert "40.0%" in html  # the bubble share of the hand-made trace
+    assert "(P-1)/(P-1+M) is 20.0%" in html
+    assert "1.111 x the flow-shop bound" in html
+    ours = html.rpartition("<script>const charts")[2] + html.partition("<script>")[0]
+    named = {name for name in re.findall(r"@(\w+)", json.dumps(charts_of(html)))}
+    assert all(f"--{name}:" in ours for name in named)  # every colour has a value, in both themes
+    assert "http" not in ours
+
+
+def test_one_length_has_no_overview_and_a_trace_without_steps_is_refused() -> None:
+    assert "by prompt length" not in report([("hand", hand_made())])
+    with pytest.raises(ConfigError, match="empty: no step"):
+        report([("empty", replace(hand_made(), stages=((), ())))])
+
+
+def test_without_plotly_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("plotly", "plotly.offline"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=r"pip install 'actorpp\[report\]'"):
+        report([("hand", hand_made())])
