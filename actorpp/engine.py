@@ -29,10 +29,11 @@ from actorpp.coordinator.ports import ProcessPorts
 from actorpp.coordinator.request import Request, StopText
 from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
 from actorpp.coordinator.stage_group import Ports, StageGroup
-from actorpp.errors import ConfigError, ContextLengthExceededError, InvalidRequestError, StageFailedError
+from actorpp.errors import ConfigError, StageFailedError
 from actorpp.runtime import ActorRef, ActorSystem
 from actorpp.serving.api import EngineStats, GenerationParams, OnStartup, StageStats, StartupProgress
 from actorpp.serving.handle import Handle
+from actorpp.serving.request import check_fits
 from actorpp.stages.checkpoint import Checkpoint, resolve
 from actorpp.stages.messages import Output
 from actorpp.stages.partition import partition
@@ -73,14 +74,33 @@ class Engine:
         self._trace = trace
         self._traced: list[Handle] = []
         self._rids = count(1)
+        self._located = False
 
     # --- start and end -----------------------------------------------------------------------------------------------
+
+    async def locate(self) -> None:
+        """Find the model and read its configuration; entering the engine does it, if it was not done before.
+
+        From then on ``checkpoint`` and ``context_length`` are known: a gateway can refuse what cannot work before the
+        stages load their weights.
+
+        Raises:
+            ConfigError, ModelNotFoundError, UnsupportedModelError, CheckpointError: The message says what was wrong.
+        """
+        if self._located:
+            return
+        config = self.config
+        self.checkpoint = await resolve(
+            config.model, device=config.device_type, load_format=config.load_format, progress=self._progress
+        )
+        self.context_length = self._choose_context_length(self.checkpoint)
+        self._located = True
 
     async def __aenter__(self) -> Engine:
         """Find the model, start the stages, and begin the first epoch.
 
         Raises:
-            ConfigError, ModelNotFoundError, UnsupportedModelError, CheckpointError: The message says what was wrong.
+            ConfigError, ModelNotFoundError, UnsupportedModelError, CheckpointError: As ``locate``.
             StageFailedError: A stage did not come up.
         """
         async with AsyncExitStack() as stack:
@@ -98,10 +118,7 @@ class Engine:
         self._clock = loop.time
         self._started_at = loop.time()
         self._failure: asyncio.Future[Exception] = loop.create_future()
-        self.checkpoint = await resolve(
-            config.model, device=config.device_type, load_format=config.load_format, progress=self._progress
-        )
-        self.context_length = self._choose_context_length(self.checkpoint)
+        await self.locate()
         specs = self._specs(self.checkpoint)
         system = self._home
         if system is None:
@@ -218,24 +235,15 @@ class Engine:
             stop_text: Looks for stop strings in the output.
 
         Raises:
-            InvalidRequestError: Empty prompt, ids outside the vocabulary, or more than the KV cache ever holds.
-            ContextLengthExceededError: Prompt and max_tokens do not fit the context.
+            InvalidRequestError, ContextLengthExceededError: As from ``check_fits``, or it needs more than the KV cache
+                ever holds.
             OverloadedError: The queue is full.
             StageFailedError: The pipeline has failed.
         """
         if self._failure.done():
             raise StageFailedError(f"the pipeline has failed: {self._failure.result()}")
-        if not prompt_ids:
-            raise InvalidRequestError("the prompt is empty", param="prompt")
-        self._check_ids(prompt_ids, "prompt")
-        self._check_ids([token for token, _ in params.sampling.logit_bias], "logit_bias")
-        self._check_ids(params.stop_token_ids, "stop_token_ids")
-        if len(prompt_ids) + params.max_tokens > self.context_length:
-            raise ContextLengthExceededError(
-                f"the maximum context length is {self.context_length} tokens, but the prompt has {len(prompt_ids)} "
-                f"tokens and max_tokens is {params.max_tokens}",
-                param="prompt",
-            )
+        check_fits(prompt_ids, params, self.checkpoint.vocab_size, self.context_length)
+        room = min(self.context_length - len(prompt_ids), self.scheduler.most_output(len(prompt_ids)))
         seed = params.seed
         if seed is None:
             seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)
@@ -247,7 +255,7 @@ class Engine:
             rid=int(handle.id),
             prompt=array("i", prompt_ids).tobytes(),
             prompt_len=len(prompt_ids),
-            max_tokens=params.max_tokens,
+            max_tokens=params.max_tokens or max(1, room),
             sampling=msgspec.structs.replace(params.sampling, seed=output_seed(seed, params.index), end_ids=end_ids),
             stop_ids=frozenset(stop_ids),
             stop_text=stop_text,
@@ -260,11 +268,6 @@ class Engine:
             self._traced.append(handle)
         self._coordinator[Coordinator.requests].tell_nowait(Submit(request))
         return handle
-
-    def _check_ids(self, ids: Sequence[int], param: str) -> None:
-        vocab = self.checkpoint.vocab_size
-        if ids and not 0 <= min(ids) <= max(ids) < vocab:
-            raise InvalidRequestError(f"{param}: token ids must lie in 0-{vocab - 1}", param=param)
 
     def _abort(self, request: Request) -> None:
         if self._coordinator.alive:

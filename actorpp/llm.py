@@ -12,6 +12,8 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
+from math import fsum
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -25,8 +27,10 @@ from actorpp.logs import configure_structlog
 from actorpp.progress import ProgressDisplay
 from actorpp.serving.api import EngineStats, FinishReason, RequestMetrics
 from actorpp.serving.completion import CompletionResult
+from actorpp.serving.gateway import Prepared
 from actorpp.serving.logprobs import TokenLogprob
-from actorpp.serving.request import MAX_OUTPUTS, CompletionRequest, parse_request
+from actorpp.serving.request import MAX_OUTPUTS, CompletionRequest, SamplingOptions, parse_request
+from actorpp.serving.tokenizer import TextCodec
 
 
 class TextPrompt(TypedDict):
@@ -45,50 +49,16 @@ Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 Message = Mapping[str, Any]
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """What to ask of one prompt. Names and defaults are vLLM's; each field is the request's field of the same name.
-
-    Attributes:
-        max_tokens: Tokens to generate at most.
-        temperature: 0 is greedy.
-        top_k: Keep the k most likely tokens; 0 or -1 keeps all.
-        top_p: Keep the smallest set of tokens whose probability reaches this.
-        min_p: Keep tokens of at least this share of the most likely one's probability.
-        n: Outputs of one prompt; more than one only with a temperature.
-        repetition_penalty: Above 1 discourages tokens of the prompt and the output.
-        presence_penalty, frequency_penalty: Above 0 discourage tokens that the output has.
-        logit_bias: What is added to the logits of some token ids.
-        min_tokens: Tokens before which nothing stops the output.
-        stop: A string, or several, that end the output; the text ends before the first of them.
-        stop_token_ids: Ids that end the output, beside end-of-sequence.
-        include_stop_str_in_output: Leave the stop string in the text.
-        logprobs: Give each output token's log-probability, and so many of the likeliest tokens with theirs.
-        prompt_logprobs: The same for the prompt's tokens.
-        seed: Makes sampling repeatable; None draws one.
-        ignore_eos: Go on past end-of-sequence tokens.
+class SamplingParams(SamplingOptions, frozen=True, kw_only=True):
+    """What to ask of one prompt. Names and defaults are vLLM's: it samples unless ``temperature=0``, and ``top_k`` may
+    be -1. What each field means is said by ``actorpp.serving.request.SamplingOptions``.
 
     Raises:
         InvalidRequestError: A value is of the wrong type or out of range.
     """
 
-    n: int = 1
-    max_tokens: int = 16
     temperature: float = 1.0
     top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = {}
-    min_tokens: int = 0
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    include_stop_str_in_output: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    seed: int | None = None
-    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         self.request(prompt="")
@@ -102,10 +72,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """Natural log-probability of a token at one place, and its rank there; 1 is the likeliest."""
+    """Natural log-probability of a token at one place, and its rank there; 1 is the likeliest.
+
+    ``decoded_token`` is the text of the token by itself; None when the model has no tokenizer.
+    """
 
     logprob: float
     rank: int
+    decoded_token: str | None = None
 
 
 Logprobs = dict[int, Logprob]
@@ -120,6 +94,7 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
         finish_reason: ``stop`` or ``length``.
         stop_reason: The stop string or stop id that ended it; None for end-of-sequence.
         logprobs: One for each of ``token_ids``; None unless the request asked for them.
+        cumulative_logprob: The sum of the tokens' own; None unless the request asked for them.
     """
 
     index: int
@@ -128,19 +103,30 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     logprobs: list[Logprobs] | None = None
+    cumulative_logprob: float | None = None
+
+    def finished(self) -> bool:
+        """Always: what ``generate`` returns has ended."""
+        return True
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """All about one prompt. ``prompt`` is its text, a chat's after the template, or None when token ids were given.
+    """All about one prompt.
 
-    ``prompt_logprobs`` has one for each prompt token, None for the first; it is None unless the request asked for them.
+    Attributes:
+        request_id: Unique in this LLM, counted from 0 in the order of the calls.
+        prompt: Its text, a chat's after the template, or None when token ids were given.
+        prompt_logprobs: One for each prompt token, None for the first; None unless the request asked for them.
+        finished: Always: what ``generate`` returns has ended.
     """
 
+    request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     metrics: RequestMetrics
     prompt_logprobs: list[Logprobs | None] | None = None
+    finished: bool = True
 
 
 class LLM:
@@ -181,6 +167,7 @@ class LLM:
         # Places are for prompts, not outputs: calls that had a part of what they need would wait for each other.
         places = engine.max_running_requests + engine.max_queued_requests
         self._places = asyncio.Semaphore(places)
+        self._request_ids = count()
         display = ProgressDisplay()
         try:
             self._thread = EngineThread(
@@ -212,6 +199,8 @@ class LLM:
         prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts, many at once. Ctrl-C aborts all of them; the LLM can be used again.
 
@@ -219,15 +208,20 @@ class LLM:
             prompts: One or many: a text, a list of token ids, ``{"prompt": …}`` or ``{"prompt_token_ids": […]}``.
             sampling_params: For all prompts, or one for each; SamplingParams() when not given.
             use_tqdm: Show on stderr how many of several prompts are done.
+            priority: One for each prompt: among those that wait lower goes first, equal ones in their order.
 
         Returns:
             One result for each prompt, in their order.
 
         Raises:
-            InvalidRequestError: A prompt or its parameters cannot work, so none is answered.
+            InvalidRequestError: A prompt or its parameters cannot work, so none is answered. A note says which one.
             RequestError: A prompt failed, and the others were aborted. A note says which one.
         """
-        return self._complete([_request_fields(prompt) for prompt in _each(prompts)], sampling_params, use_tqdm)
+        requests = [_request_fields(prompt) for prompt in _each(prompts)]
+        if priority is not None:
+            _check_count(priority, "priority", requests)
+            requests = [fields | {"priority": own} for fields, own in zip(requests, priority, strict=True)]
+        return self._complete(requests, sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -258,10 +252,7 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         each = [params or SamplingParams()] * len(prompts) if isinstance(params, SamplingParams | None) else params
-        if len(each) != len(prompts):
-            raise InvalidRequestError(
-                f"{len(each)} sampling_params for {len(prompts)} prompts", param="sampling_params"
-            )
+        _check_count(each, "sampling_params", prompts)
         requests = []
         for index, (prompt, own) in enumerate(zip(prompts, each, strict=True)):
             with _noting(index, len(prompts)):
@@ -271,18 +262,28 @@ class LLM:
 
     async def _run(self, requests: list[CompletionRequest], display: ProgressDisplay | None) -> list[RequestOutput]:
         outputs: dict[int, RequestOutput] = {}
+        ids = [str(next(self._request_ids)) for _ in requests]
 
-        async def run(index: int, request: CompletionRequest) -> None:
+        async def prepare(index: int, request: CompletionRequest) -> Prepared:
             with _noting(index, len(requests)):
-                outputs[index] = await self._run_one(request)
+                return await self._thread.gateway.prepare(request)
+
+        async def run(index: int, prepared: Prepared) -> None:
+            with _noting(index, len(requests)):
+                outputs[index] = await self._run_one(ids[index], prepared)
             if display is not None:
                 display.show("generate", len(outputs), len(requests), "prompts")
 
         try:
+            # All of them before any is answered: a prompt that cannot work is not found after an hour of others.
             async with asyncio.TaskGroup() as group:
-                for index, request in enumerate(requests):
+                preparing = [group.create_task(prepare(index, request)) for index, request in enumerate(requests)]
+            # In order of priority here too, for not all of them may be waiting in the engine.
+            order = sorted(range(len(requests)), key=lambda index: requests[index].priority)
+            async with asyncio.TaskGroup() as group:
+                for index in order:
                     await self._places.acquire()
-                    task = group.create_task(run(index, request))
+                    task = group.create_task(run(index, preparing[index].result()))
                     task.add_done_callback(lambda _: self._places.release())
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -291,8 +292,9 @@ class LLM:
                 display.close()
         return [outputs[index] for index in range(len(requests))]
 
-    async def _run_one(self, request: CompletionRequest) -> RequestOutput:
-        completion = await self._thread.gateway.complete(request)
+    async def _run_one(self, request_id: str, prepared: Prepared) -> RequestOutput:
+        codec = self._thread.gateway.codec
+        completion = self._thread.gateway.submit(prepared)
         result: CompletionResult | None = None
         try:
             async for event in completion:
@@ -303,6 +305,7 @@ class LLM:
         if result is None:
             raise AbortedError("the request ended without a result")
         return RequestOutput(
+            request_id=request_id,
             prompt=completion.prompt,
             prompt_token_ids=completion.prompt_ids,
             outputs=[
@@ -312,21 +315,29 @@ class LLM:
                     token_ids=list(output.token_ids),
                     finish_reason=output.finish_reason,
                     stop_reason=output.stop_reason,
-                    logprobs=None if output.logprobs is None else [_by_id(token) for token in output.logprobs],
+                    logprobs=None if output.logprobs is None else [_by_id(token, codec) for token in output.logprobs],
+                    cumulative_logprob=None
+                    if output.logprobs is None
+                    else fsum(token.logprob for token in output.logprobs),
                 )
                 for index, output in enumerate(result.outputs)
             ],
             metrics=result.metrics,
             prompt_logprobs=None
             if result.prompt_logprobs is None
-            else [None if token is None else _by_id(token) for token in result.prompt_logprobs],
+            else [None if token is None else _by_id(token, codec) for token in result.prompt_logprobs],
         )
 
 
-def _by_id(token: TokenLogprob) -> Logprobs:
-    own = {token.token_id: Logprob(token.logprob, token.rank)}
-    best = {id: Logprob(logprob, rank) for rank, (id, logprob) in enumerate(token.top, start=1)}
-    return own | best
+def _by_id(token: TokenLogprob, codec: TextCodec | None) -> Logprobs:
+    found = {token.token_id: (token.logprob, token.rank)}
+    found |= {id: (logprob, rank) for rank, (id, logprob) in enumerate(token.top, start=1)}
+    return {id: Logprob(*values, codec.token_text(id) if codec else None) for id, values in found.items()}
+
+
+def _check_count(each: Sequence[Any], name: str, prompts: Sequence[Any]) -> None:
+    if len(each) != len(prompts):
+        raise InvalidRequestError(f"{len(each)} {name} for {len(prompts)} prompts", param=name)
 
 
 @contextmanager

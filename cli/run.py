@@ -18,7 +18,7 @@ from actorpp.errors import ConfigError
 from actorpp.progress import ProgressDisplay
 from actorpp.serving.api import Progress
 from actorpp.serving.completion import CompletionResult, Delta
-from actorpp.serving.gateway import Gateway
+from actorpp.serving.gateway import Gateway, Prepared
 from actorpp.serving.request import CompletionRequest
 from actorpp.serving.zmq_server import ZmqServer
 from actorpp.transport.sockets import close_context
@@ -62,18 +62,24 @@ def read_token_ids(path: Path, flag: str) -> list[int]:
 async def run(config: EngineConfig, options: RunOptions, output: Output) -> int:
     """Start the engine, do it, end the engine. Returns the exit code; raises ActorppError."""
     display = ProgressDisplay()
+    engine = Engine(config, on_startup=display.startup, trace=options.trace is not None)
+    gateway = Gateway(engine, config.model or DEFAULT_MODEL_NAME)
     try:
         if options.request is None:
             # The socket first: a taken port is known before a model is loaded.
             async with (
                 ZmqServer(config.host, config.port, allow_remote=config.insecure_bind) as server,
-                _gateway(config, options, display) as gateway,
+                _started(engine, options.trace),
+                gateway,
             ):
                 await _unless_failed(gateway, _serve(server, gateway, display, output, as_json=options.json))
         else:
-            async with _gateway(config, options, display) as gateway:
-                work = _complete(gateway, options.request, display, output, as_json=options.json)
-                await _unless_failed(gateway, work)
+            await engine.locate()  # what the model cannot complete is known before it is loaded
+            async with gateway:
+                prepared = await gateway.prepare(options.request)
+                async with _started(engine, options.trace):
+                    work = _complete(gateway, prepared, display, output, as_json=options.json)
+                    await _unless_failed(gateway, work)
     finally:
         display.close()
         close_context()  # once last replies have left, within the time that the server gave them
@@ -81,19 +87,16 @@ async def run(config: EngineConfig, options: RunOptions, output: Output) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _gateway(config: EngineConfig, options: RunOptions, display: ProgressDisplay) -> AsyncIterator[Gateway]:
-    async with (
-        Engine(config, on_startup=display.startup, trace=options.trace is not None) as engine,
-        Gateway(engine, config.model or DEFAULT_MODEL_NAME) as gateway,
-    ):
+async def _started(engine: Engine, trace: Path | None) -> AsyncIterator[None]:
+    async with engine:
         try:
-            yield gateway
+            yield
         except asyncio.CancelledError:  # a server is ended so, and has a trace too
-            if options.trace is not None:
-                await engine.write_trace(options.trace)
+            if trace is not None:
+                await engine.write_trace(trace)
             raise
-        if options.trace is not None:
-            await engine.write_trace(options.trace)
+        if trace is not None:
+            await engine.write_trace(trace)
 
 
 async def _serve(
@@ -115,9 +118,9 @@ async def _serve(
 
 
 async def _complete(
-    gateway: Gateway, request: CompletionRequest, display: ProgressDisplay, output: Output, *, as_json: bool
+    gateway: Gateway, prepared: Prepared, display: ProgressDisplay, output: Output, *, as_json: bool
 ) -> None:
-    completion = await gateway.complete(request)
+    completion = gateway.submit(prepared)
     try:
         async for event in completion:
             match event:

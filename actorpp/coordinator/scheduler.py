@@ -114,6 +114,10 @@ class Scheduler:
             limit = self.config.max_queued_requests
             raise OverloadedError(f"{len(self.waiting)} requests wait already; max_queued_requests is {limit}")
 
+    def most_output(self, prompt_len: int) -> int:
+        """Tokens that the KV cache has room for behind a prompt of so many; negative if not even that fits."""
+        return self.pool.num_pages * self.config.page_size - self.config.async_depth - prompt_len
+
     def submit(self, request: Request) -> None:
         """Queue a request. Raises as ``check``."""
         self.check(request)

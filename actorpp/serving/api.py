@@ -22,7 +22,8 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
     """What one request asks for, already validated.
 
     Attributes:
-        max_tokens: Tokens to generate at most, at least 1. Prompt and max_tokens must fit the context together.
+        max_tokens: Tokens to generate at most, at least 1. Prompt and max_tokens must fit the context together. None:
+            as many as context and KV cache have room for.
         sampling: How tokens are picked. The engine fills in its ``seed``, from ``seed`` below, and its ``end_ids``.
         seed: The request's seed; None asks the engine to give it one at admission.
         index: Which of several outputs of one prompt this is: its randomness follows from ``seed`` and this alone.
@@ -32,7 +33,7 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
         deadline_s: Seconds from submission after which the request ends with DeadlineExceededError; None is never.
     """
 
-    max_tokens: int = 16
+    max_tokens: int | None = 16
     sampling: SamplingParams = SamplingParams()
     seed: int | None = None
     index: int = 0
@@ -150,6 +151,11 @@ class CheckpointInfo(Protocol):
         """Its tokenizer.json, if it has one."""
         ...
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        ...
+
 
 class RequestHandle(Protocol):
     """One submitted request. Iterating yields its events; iteration ends after Finished or raises a RequestError.
@@ -185,8 +191,8 @@ class EngineLike(Protocol):
             stop_text: Looks for stop strings in the output.
 
         Raises:
-            InvalidRequestError: Empty prompt, ids outside the vocabulary, or more than can ever be served.
-            ContextLengthExceededError: Prompt and max_tokens do not fit the context.
+            InvalidRequestError, ContextLengthExceededError: As from ``actorpp.serving.request.check_fits``, or it needs
+                more than the KV cache ever holds.
             OverloadedError: The waiting queue is full.
         """
         ...

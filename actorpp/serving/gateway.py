@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-from actorpp.errors import ContextLengthExceededError, DeadlineExceededError, InvalidRequestError, RequestError
+from actorpp.errors import DeadlineExceededError, InvalidRequestError, RequestError
 from actorpp.serving.api import EngineLike, EngineStats, RequestHandle
 from actorpp.serving.completion import Completion, output_text
-from actorpp.serving.request import CompletionRequest
+from actorpp.serving.request import CompletionRequest, check_fits
 from actorpp.serving.tokenizer import TextCodec
 
 # Texts that are tokenised at once; more wait their turn, so that many long texts leave cores to the stages.
@@ -27,11 +28,20 @@ MAX_LOGPROBS = 250_000
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A request that the model can complete. ``prompt`` is the text that was tokenised; None when ids were given."""
+
+    request: CompletionRequest
+    prompt: str | None
+    prompt_ids: list[int]
+
+
 class Gateway:
-    """Validates, tokenises and follows requests. An async context manager, inside the engine's.
+    """Validates, tokenises and follows requests. An async context manager.
 
     Args:
-        engine: A started engine.
+        engine: A started engine, or one whose model is located and that is started before the first ``submit``.
         model_name: What clients are told.
     """
 
@@ -59,6 +69,11 @@ class Gateway:
         self._end_threads()
 
     @property
+    def codec(self) -> TextCodec | None:
+        """The model's tokenizer, if it has one."""
+        return self._codec
+
+    @property
     def context_length(self) -> int:
         """Tokens of prompt and output together."""
         return self.engine.context_length
@@ -66,6 +81,30 @@ class Gateway:
     def stats(self) -> EngineStats:
         """The engine's figures at this moment."""
         return self.engine.stats()
+
+    async def prepare(self, request: CompletionRequest) -> Prepared:
+        """Tokenise and check; needs of the engine only that its model is located.
+
+        Args:
+            request: From ``parse_request``.
+
+        Raises:
+            InvalidRequestError, ContextLengthExceededError: It can never be completed.
+        """
+        prompt, prompt_ids = await self._tokenised(request)
+        if request.stop_strings and self._codec is None:
+            raise InvalidRequestError("the model has no tokenizer: give stop_token_ids", param="stop")
+        check_fits(prompt_ids, request.params(), self.engine.checkpoint.vocab_size, self.context_length)
+        max_tokens = request.max_tokens or self.context_length - len(prompt_ids)
+        logprobs = _count(request.logprobs, request.n * max_tokens)
+        logprobs += _count(request.prompt_logprobs, len(prompt_ids))
+        if logprobs > MAX_LOGPROBS:
+            raise InvalidRequestError(
+                f"{logprobs} log-probabilities, alternatives included, are more than {MAX_LOGPROBS}: "
+                "ask for fewer tokens or alternatives",
+                param="logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
+            )
+        return Prepared(request, prompt, prompt_ids)
 
     async def complete(self, request: CompletionRequest, deadline_s: float | None = None) -> Completion:
         """Tokenise and submit; returns once the engine has accepted.
@@ -80,37 +119,24 @@ class Gateway:
         deadline = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
         try:
             async with asyncio.timeout_at(deadline):  # a long text, or long ones before it
-                prompt, prompt_ids = await self._tokenised(request)
+                prepared = await self.prepare(request)
         except TimeoutError:
             raise DeadlineExceededError(
                 "the deadline passed while the prompt was tokenised", param="deadline_ms"
             ) from None
-        if not prompt_ids:
-            raise InvalidRequestError("the prompt is empty", param="prompt")
-        if len(prompt_ids) + request.max_tokens > self.context_length:
-            raise ContextLengthExceededError(
-                f"the maximum context length is {self.context_length} tokens, but the prompt has {len(prompt_ids)} "
-                f"tokens and max_tokens is {request.max_tokens}",
-                param="max_tokens" if len(prompt_ids) < self.context_length else "prompt",
-            )
-        logprobs = _count(request.logprobs, request.n * request.max_tokens)
-        logprobs += _count(request.prompt_logprobs, len(prompt_ids))
-        if logprobs > MAX_LOGPROBS:
-            raise InvalidRequestError(
-                f"{logprobs} log-probabilities, alternatives included, are more than {MAX_LOGPROBS}: "
-                "ask for fewer tokens or alternatives",
-                param="logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
-            )
         if deadline is not None:
             deadline_s = max(0.0, deadline - asyncio.get_running_loop().time())
-        if request.stop_strings and self._codec is None:
-            raise InvalidRequestError("the model has no tokenizer: give stop_token_ids", param="stop")
-        return Completion(request, self._submit(request, prompt_ids, deadline_s), prompt, prompt_ids, self._codec)
+        return self.submit(prepared, deadline_s)
 
-    def _submit(
-        self, request: CompletionRequest, prompt_ids: list[int], deadline_s: float | None
-    ) -> list[RequestHandle]:
-        """One request to the engine for each output. When it refuses one of them, none is left."""
+    def submit(self, prepared: Prepared, deadline_s: float | None = None) -> Completion:
+        """Ask the engine: one request for each output. When it refuses one of them, none is left.
+
+        Raises:
+            InvalidRequestError: It needs more than the KV cache ever holds.
+            OverloadedError: The queue is full.
+            StageFailedError: The pipeline has failed.
+        """
+        request, prompt_ids = prepared.request, prepared.prompt_ids
         handles: list[RequestHandle] = []
         try:
             for index in range(request.n):
@@ -121,7 +147,7 @@ class Gateway:
             for handle in handles:
                 handle.abort()
             raise
-        return handles
+        return Completion(request, handles, prepared.prompt, prompt_ids, self._codec)
 
     async def _tokenised(self, request: CompletionRequest) -> tuple[str | None, list[int]]:
         """The prompt's text, if it is one, and its ids."""

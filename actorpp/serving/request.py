@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from actorpp.errors import InvalidRequestError
+from actorpp.errors import ContextLengthExceededError, InvalidRequestError
 from actorpp.serving.api import GenerationParams
 from actorpp.stages.messages import SamplingParams
 
@@ -30,32 +31,31 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
-class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A completion as a client asks for it: one of ``prompt``, ``prompt_tokens`` and ``messages``.
+class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a prompt is completed: the names, defaults and limits that every front door shares.
 
     Attributes:
-        prompt: Text, completed as it stands.
-        prompt_tokens: Token ids.
-        messages: A chat, through the model's template.
-        max_tokens: Tokens to generate at most; 16 unless given.
+        max_tokens: Tokens to generate at most; None: until the context, or the KV cache, is full, all of which is
+            then reserved for the request while it runs.
         n: Outputs, independent of each other; more than one only with a temperature.
-        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed: As in
-            SamplingParams; greedy unless given.
+        temperature: 0 is greedy; otherwise logits are divided by it before sampling.
+        top_k: Keep the k most likely tokens; 0 keeps all.
+        top_p: Keep the smallest set of tokens whose probability reaches this.
+        min_p: Keep tokens of at least this share of the most likely one's probability.
+        repetition_penalty: Above 1 discourages tokens of the prompt and the output.
+        presence_penalty, frequency_penalty: Above 0 discourage tokens that the output has.
         logit_bias: What is added to the logits of some token ids.
+        seed: Makes sampling repeatable; None draws one.
         min_tokens: Tokens before which nothing stops the output.
         stop: A string, or several, that end the output; the text ends before the first of them.
         stop_token_ids: Ids that end the output, beside end-of-sequence.
         include_stop_str_in_output: Leave the stop string, or the stop token's text, in the text.
         logprobs: Give each output token's log-probability, and so many of the likeliest tokens with theirs.
         prompt_logprobs: The same for the prompt's tokens.
-        priority: Among waiting requests lower goes first, equal ones in order of arrival.
         ignore_eos: Go on past end-of-sequence tokens.
     """
 
-    prompt: Annotated[str, Meta(max_length=MAX_PROMPT_CHARS)] | None = None
-    prompt_tokens: Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)] | None = None
-    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
-    max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] = 16
+    max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = 16
     n: Annotated[int, Meta(ge=1, le=MAX_OUTPUTS)] = 1
     temperature: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     top_k: Annotated[int, Meta(ge=0, lt=2**31)] = 0
@@ -64,16 +64,31 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIAS)] = {}
+    logit_bias: Annotated[Mapping[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIAS)] = {}
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] = 0
-    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] = []
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] = []
+    stop: Stop | Annotated[Sequence[Stop], Meta(max_length=MAX_STOPS)] = ()
+    stop_token_ids: Annotated[Sequence[TokenId], Meta(max_length=MAX_STOP_IDS)] = ()
     include_stop_str_in_output: bool = False
     logprobs: TopLogprobs | None = None
     prompt_logprobs: TopLogprobs | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] = 0
     ignore_eos: bool = False
+
+
+class CompletionRequest(SamplingOptions, frozen=True, kw_only=True):
+    """A completion as a client asks for it: one of ``prompt``, ``prompt_tokens`` and ``messages``.
+
+    Attributes:
+        prompt: Text, completed as it stands.
+        prompt_tokens: Token ids.
+        messages: A chat, through the model's template.
+        priority: Among waiting requests lower goes first, equal ones in order of arrival.
+    """
+
+    prompt: Annotated[str, Meta(max_length=MAX_PROMPT_CHARS)] | None = None
+    prompt_tokens: Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)] | None = None
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] = 0
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -125,12 +140,13 @@ def checked(fields: dict[str, Any], type: type[S]) -> S:
 
 
 def parse_request(fields: dict[str, Any]) -> CompletionRequest:
-    """Check what a client asks for.
+    """Check what a client asks for. None asks for a field's default, but for ``max_tokens``, where it has a meaning.
 
     Raises:
         InvalidRequestError: As from ``checked``, or there is not exactly one prompt.
     """
-    request = checked(fields, CompletionRequest)
+    given_fields = {name: value for name, value in fields.items() if value is not None or name == "max_tokens"}
+    request = checked(given_fields, CompletionRequest)
     given = [name for name in ("prompt", "prompt_tokens", "messages") if getattr(request, name) is not None]
     if len(given) != 1:
         raise InvalidRequestError(
@@ -139,7 +155,7 @@ def parse_request(fields: dict[str, Any]) -> CompletionRequest:
         )
     if request.n > 1 and request.temperature == 0:
         raise InvalidRequestError("n: greedy outputs are all the same: give a temperature, or n = 1", param="n")
-    if request.min_tokens > request.max_tokens:
+    if request.max_tokens is not None and request.min_tokens > request.max_tokens:
         raise InvalidRequestError(
             f"min_tokens: {request.min_tokens} is more than max_tokens, which is {request.max_tokens}",
             param="min_tokens",
@@ -150,3 +166,24 @@ def parse_request(fields: dict[str, Any]) -> CompletionRequest:
         if len(msgspec.json.encode(request.messages)) > MAX_PROMPT_CHARS:
             raise InvalidRequestError(f"messages: over {MAX_PROMPT_CHARS} bytes", param="messages")
     return request
+
+
+def check_fits(prompt_ids: Sequence[int], params: GenerationParams, vocab_size: int, context_length: int) -> None:
+    """Whether a model can complete this at all, as far as its configuration tells.
+
+    Raises:
+        InvalidRequestError: The prompt is empty, or ids lie outside the vocabulary.
+        ContextLengthExceededError: Prompt and max_tokens do not fit the context.
+    """
+    if not prompt_ids:
+        raise InvalidRequestError("the prompt is empty", param="prompt")
+    biased = [token for token, _ in params.sampling.logit_bias]
+    for ids, param in ((prompt_ids, "prompt"), (biased, "logit_bias"), (params.stop_token_ids, "stop_token_ids")):
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            raise InvalidRequestError(f"{param}: token ids must lie in 0-{vocab_size - 1}", param=param)
+    if len(prompt_ids) + (params.max_tokens or 1) > context_length:
+        raise ContextLengthExceededError(
+            f"the maximum context length is {context_length} tokens, but the prompt has {len(prompt_ids)} tokens and "
+            f"max_tokens is {params.max_tokens or 'at least 1'}",
+            param="max_tokens" if len(prompt_ids) < context_length else "prompt",
+        )

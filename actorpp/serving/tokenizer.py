@@ -56,6 +56,11 @@ class TextCodec:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
+    def token_text(self, token: int) -> str:
+        """The text of one token by itself, special ones included; bytes that are no UTF-8 become U+FFFD."""
+        text: str = self.tokenizer.decode([token], skip_special_tokens=False)
+        return text
+
     def render_chat(self, messages: list[dict[str, Any]]) -> str:
         """The prompt of a chat that the model is to continue as the assistant; its special tokens are written out.
 

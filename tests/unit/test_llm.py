@@ -19,11 +19,18 @@ import pytest
 import actorpp.background
 from actorpp import LLM, SamplingParams
 from actorpp.config import EngineConfig
-from actorpp.errors import AbortedError, ConfigError, InvalidRequestError, ModelNotFoundError, StageFailedError
+from actorpp.errors import (
+    AbortedError,
+    ConfigError,
+    ContextLengthExceededError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    StageFailedError,
+)
 from actorpp.serving.api import OnStartup
 from actorpp.serving.request import MAX_OUTPUTS, CompletionRequest
 from actorpp.serving.tokenizer import TextCodec
-from tests.unit.serving.fakes import ANSWER, FakeCheckpoint, FakeEngine, make_tokenizer
+from tests.unit.serving.fakes import ANSWER, FakeCheckpoint, FakeEngine, FakeHandle, make_tokenizer
 
 PATIENCE = 30.0
 
@@ -116,10 +123,12 @@ def test_a_result_has_everything(fakes: Fakes, llm: LLM) -> None:
     (output,) = llm.generate("the cat", SamplingParams(max_tokens=100))
     (answer,) = output.outputs
     assert (answer.index, answer.text, answer.token_ids, answer.finish_reason) == (0, ANSWER, ids, "stop")
-    assert answer.logprobs is None
+    assert (answer.logprobs, answer.cumulative_logprob, answer.finished()) == (None, None, True)
+    assert (output.request_id, output.finished) == ("0", True)
     assert output.metrics.ttft_s == 0.5
     assert sum(output.metrics.chunks) == len(output.prompt_token_ids)
-    assert llm.generate("the cat", SamplingParams(max_tokens=2))[0].outputs[0].finish_reason == "length"
+    (short,) = llm.generate("the cat", SamplingParams(max_tokens=2))
+    assert (short.request_id, short.outputs[0].finish_reason) == ("1", "length")
     assert llm.model_path == Path("fake")
     assert llm.stats().requests_finished == 2
 
@@ -163,12 +172,30 @@ def test_a_bad_prompt_is_one_clear_error(prompt: Any, complaint: str, llm: LLM) 
     assert len(llm.generate("the cat")) == 1
 
 
-def test_an_error_says_which_prompt_and_ends_the_others(fakes: Fakes, llm: LLM) -> None:
-    fakes.engine.hold = frozenset({"decode"})
-    with pytest.raises(InvalidRequestError, match="vocabulary") as raised:
+def test_a_prompt_that_cannot_work_is_found_before_any_is_answered(fakes: Fakes, llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="token ids must lie in 0-9999") as raised:
         llm.generate([[1], [2], [20_000]], use_tqdm=False)
     assert raised.value.__notes__ == ["prompt number 2, counted from 0"]
-    assert all(handle.aborted.is_set() for handle in fakes.engine.submitted)
+    with pytest.raises(ContextLengthExceededError, match="512 tokens, but the prompt has 600"):
+        llm.generate([[1], [2] * 600], use_tqdm=False)
+    assert fakes.engine.submitted == []
+
+
+def test_an_error_says_which_prompt_and_ends_the_others(
+    fakes: Fakes, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def submit(engine: FakeEngine, prompt_ids: list[int], *more: Any) -> FakeHandle:
+        if prompt_ids == [3]:
+            raise InvalidRequestError("more than the cache holds")
+        return shipped(engine, prompt_ids, *more)
+
+    shipped = FakeEngine.submit
+    monkeypatch.setattr(FakeEngine, "submit", submit)
+    fakes.engine.hold = frozenset({"decode"})
+    with pytest.raises(InvalidRequestError, match="more than the cache holds") as raised:
+        llm.generate([[1], [2], [3]], use_tqdm=False)
+    assert raised.value.__notes__ == ["prompt number 2, counted from 0"]
+    assert [handle.aborted.is_set() for handle in fakes.engine.submitted] == [True, True]
 
 
 # --- sampling parameters ---
@@ -176,7 +203,7 @@ def test_an_error_says_which_prompt_and_ends_the_others(fakes: Fakes, llm: LLM) 
 # vLLM's name, its default, another value, and where the engine sees it.
 PARAMETERS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     "n": (1, 2, lambda params: params.index + 1),
-    "max_tokens": (16, 5, lambda params: params.max_tokens),
+    "max_tokens": (16, None, lambda params: params.max_tokens),
     "temperature": (1.0, 0.5, lambda params: params.sampling.temperature),
     "top_k": (0, 7, lambda params: params.sampling.top_k),
     "top_p": (1.0, 0.5, lambda params: params.sampling.top_p),
@@ -209,6 +236,9 @@ def test_every_parameter_reaches_the_engine(fakes: Fakes, llm: LLM) -> None:
         assert [seen(handle.params) for handle in fakes.engine.submitted[-2:]] == [default, other], name
     llm.generate("the cat", SamplingParams(top_k=-1))
     assert fakes.engine.submitted[-1].params.sampling.top_k == 0
+    nothing = SamplingParams(stop=None, stop_token_ids=None, logit_bias=None)  # type: ignore[arg-type] - as vLLM's
+    llm.generate("the cat", nothing)
+    assert fakes.engine.submitted[-1].params == fakes.engine.submitted[0].params
 
 
 def test_stop_strings_end_the_text(fakes: Fakes, llm: LLM) -> None:
@@ -222,12 +252,15 @@ def test_stop_strings_end_the_text(fakes: Fakes, llm: LLM) -> None:
     assert kept.outputs[0].text == text[: text.index(stop) + len(stop)]
 
 
-def test_log_probabilities_come_by_token_id(llm: LLM) -> None:
+def test_log_probabilities_come_by_token_id(fakes: Fakes, llm: LLM) -> None:
     (result,) = llm.generate("the cat", SamplingParams(max_tokens=3, logprobs=2, prompt_logprobs=1))
     (output,) = result.outputs
     assert output.logprobs is not None
     assert [next(iter(place)) for place in output.logprobs] == output.token_ids
-    assert all(place[token].rank >= 1 for place, token in zip(output.logprobs, output.token_ids, strict=True))
+    own = [place[token] for place, token in zip(output.logprobs, output.token_ids, strict=True)]
+    assert all(found.rank >= 1 for found in own)
+    assert output.cumulative_logprob == sum(found.logprob for found in own)
+    assert [found.decoded_token for found in own] == [fakes.codec.token_text(token) for token in output.token_ids]
     assert result.prompt_logprobs is not None
     assert result.prompt_logprobs[0] is None
     assert [next(iter(place or {})) for place in result.prompt_logprobs[1:]] == result.prompt_token_ids[1:]
@@ -244,6 +277,17 @@ def test_one_set_of_parameters_or_one_for_each(fakes: Fakes, llm: LLM) -> None:
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3]
     with pytest.raises(InvalidRequestError, match="2 sampling_params for 3 prompts"):
         llm.generate(["a", "b", "c"], each[:2])
+
+
+def test_priorities_order_the_prompts(fakes: Fakes) -> None:
+    with LLM(max_running_requests=1, max_queued_requests=0, use_tqdm_on_load=False) as llm:  # one place: one by one
+        outputs = llm.generate([[1], [2], [3]], priority=[5, 0, -1], use_tqdm=False)
+        assert [output.prompt_token_ids for output in outputs] == [[1], [2], [3]]
+        with pytest.raises(InvalidRequestError, match="2 priority for 3 prompts"):
+            llm.generate([[1], [2], [3]], priority=[0, 0])
+    assert [(handle.prompt_ids, handle.params.priority) for handle in fakes.engine.submitted] == [
+        ([3], -1), ([2], 0), ([1], 5)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("bad", [{"max_tokens": 0}, {"temperature": -1}, {"top_p": 0}, {"top_k": -2}, {"seed": "x"}])

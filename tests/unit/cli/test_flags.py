@@ -296,6 +296,28 @@ def test_an_engine_that_does_not_start_is_one_line(
     assert command.out == ""
 
 
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--prompt", "x " * 600], ["512 tokens", "the prompt has 1", "max_tokens is 16"]),
+        (["--prompt", "x", "--max-tokens", "600"], ["512 tokens", "max_tokens is 600"]),
+        (["--prompt", "x", "--stop-token-ids", "10000"], ["stop_token_ids", "0-9999"]),
+        (["--prompt", "x", "--logit-bias", "10000=1"], ["logit_bias", "0-9999"]),
+    ],
+)
+def test_what_the_model_cannot_complete_is_told_before_it_loads(
+    command: Command, monkeypatch: pytest.MonkeyPatch, flags: list[str], complaint: list[str]
+) -> None:
+    async def load(self: FakeEngine) -> FakeEngine:
+        raise AssertionError("the stages were started")
+
+    monkeypatch.setattr(FakeEngine, "__aenter__", load)
+    assert command(*flags) == 2
+    for part in complaint:
+        assert part in command.err
+    assert command.engines[-1].located
+
+
 @pytest.mark.parametrize("flags", [["--prompt", "x"], []], ids=["prompt", "serve"])
 def test_an_engine_that_fails_later_is_one_line_and_code_1(
     command: Command, monkeypatch: pytest.MonkeyPatch, flags: list[str]

@@ -54,6 +54,23 @@ def test_a_stop_string_ends_request_text_and_ids(model: Path) -> None:
     served(model, body)
 
 
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [({"context_length": 80}, 20), ({"kv_tokens": 96, "page_size": 16, "async_depth": 2}, 96 - 2 - 60)],
+    ids=["context", "cache"],
+)
+def test_without_max_tokens_it_goes_on_until_context_or_cache_is_full(
+    model: Path, options: dict[str, int], tokens: int
+) -> None:
+    async def body(gateway: Gateway) -> None:
+        answer = await complete(gateway, max_tokens=None, ignore_eos=True)
+        assert (len(answer.token_ids), answer.finish_reason) == (tokens, "length")
+        with pytest.raises(InvalidRequestError):
+            await complete(gateway, max_tokens=tokens + 1)
+
+    served(model, body, **options)
+
+
 def test_stop_ids_wait_for_min_tokens(model: Path) -> None:
     async def body(gateway: Gateway) -> None:
         whole = await complete(gateway, max_tokens=24, ignore_eos=True)

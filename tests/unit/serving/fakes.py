@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from actorpp.config import EngineConfig
 from actorpp.coordinator.request import StopText
-from actorpp.errors import ContextLengthExceededError, InvalidRequestError, OverloadedError
+from actorpp.errors import OverloadedError
 from actorpp.serving.api import (
     EngineStats,
     Event,
@@ -28,6 +28,7 @@ from actorpp.serving.api import (
     Tokens,
 )
 from actorpp.serving.logprobs import TokenLogprob
+from actorpp.serving.request import check_fits
 
 ANSWER = "Grüße, 世界! 👩‍🚀 done"
 CHAT_TEMPLATE = (
@@ -71,6 +72,7 @@ def make_tokenizer(folder: Path, **config: Any) -> Path:
 class FakeCheckpoint:
     tokenizer: Path | None = None
     path: Path = Path("fake")
+    vocab_size: int = 10_000
 
 
 def logprob(token: int, top: int) -> TokenLogprob:
@@ -173,6 +175,7 @@ class FakeEngine:
     submitted: list[FakeHandle] = field(default_factory=list)
     running: set[FakeHandle] = field(default_factory=set)
     traces: list[Path] = field(default_factory=list)
+    located: bool = False
     closed: bool = False
 
     def __post_init__(self) -> None:
@@ -211,13 +214,13 @@ class FakeEngine:
     async def __aexit__(self, *exc_info: object) -> None:
         self.closed = True
 
+    async def locate(self) -> None:
+        self.located = True
+
     def submit(
         self, prompt_ids: Sequence[int], params: GenerationParams, stop_text: StopText | None = None
     ) -> FakeHandle:
-        if not all(0 <= token < 10_000 for token in prompt_ids):
-            raise InvalidRequestError("ids outside the vocabulary of 10000", param="prompt_tokens")
-        if len(prompt_ids) + params.max_tokens > self.context_length:
-            raise ContextLengthExceededError(f"{len(prompt_ids)} over {self.context_length}")
+        check_fits(prompt_ids, params, self.checkpoint.vocab_size, self.context_length)
         if len(self.running) >= self.capacity:
             raise OverloadedError("the queue is full")
         handle = FakeHandle(self, f"r{len(self.submitted)}", prompt_ids, params, stop_text)

@@ -144,7 +144,7 @@ def test_the_engines_refusals_pass_through() -> None:
         with pytest.raises(OverloadedError):
             await gateway.complete(ask(prompt_tokens=[1]))
         engine.capacity = 1
-        with pytest.raises(InvalidRequestError, match="vocabulary"):
+        with pytest.raises(InvalidRequestError, match="must lie in 0-9999"):
             await gateway.complete(ask(prompt_tokens=[20_000]))
 
     check(None, body)

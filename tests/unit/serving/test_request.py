@@ -42,6 +42,11 @@ def test_keys_of_a_logit_bias_may_be_text() -> None:
     assert parse_request({**ONE, "logit_bias": {"5": 1}}).logit_bias == {5: 1.0}
 
 
+def test_none_asks_for_the_default_but_for_max_tokens() -> None:
+    nothing = dict.fromkeys(CompletionRequest.__struct_fields__)
+    assert parse_request(nothing | ONE) == CompletionRequest(prompt="x", max_tokens=None)
+
+
 def test_unknown_fields_are_ignored() -> None:
     assert parse_request({**ONE, "colour": "red"}).prompt == "x"
 
