@@ -59,6 +59,7 @@ GRANITE = {
     "attention_multiplier": 0.2,
 }
 GEMMA = {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 16}
+CAPPED = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 MLA = {
     "num_key_value_heads": 4,
@@ -79,23 +80,33 @@ FAMILIES: dict[str, Family] = {
     "llama with llama3 rope": Family("llama", {"rope_parameters": LLAMA3_ROPE}),
     "llama with yarn and biases": Family("llama", {"rope_parameters": YARN, "attention_bias": True, "mlp_bias": True}),
     "qwen2": Family("qwen2"),
+    "qwen2, tied": Family("qwen2", {"tie_word_embeddings": True}),
     "qwen2, window in the upper layers": Family(
         "qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}, WINDOWED
     ),
     "qwen3, heads wider than the hidden states": Family("qwen3", {"head_dim": 32}, seed=1),
     "mistral without a window": Family("mistral", {"sliding_window": None}),
     "mistral": Family("mistral", {"sliding_window": WINDOW}, WINDOWED),
-    "granite with its four factors": Family("granite", GRANITE, SCALED | {"second stage scaled again"}, seed=1),
+    "granite with its four factors": Family(
+        "granite", GRANITE, SCALED | {"second stage scaled again", "second stage not scaled"}, seed=1
+    ),
     "olmo2": Family("olmo2", seed=1),
     "phi3, fused projections": Family("phi3"),
     "smollm3, layers without rope": Family("smollm3", {"no_rope_layer_interval": 2, "tie_word_embeddings": True}),
+    # Tied and scaled, an embedding of the usual size would only ever repeat the last token.
+    "gemma2, tied": Family(
+        "gemma2",
+        GEMMA | CAPPED | {"initializer_range": 0.05, "vectors": 1.0},
+        WINDOWED | SCALED | {"no soft-cap on scores", "no soft-cap on logits"},
+        seed=4,
+    ),
     "gemma2": Family(
         "gemma2",
-        GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "tie_word_embeddings": False},
+        GEMMA | CAPPED | {"tie_word_embeddings": False},
         WINDOWED | SCALED | {"no soft-cap on scores", "no soft-cap on logits"},
         seed=3,
     ),
-    "gemma3_text": Family(  # tied and scaled, an embedding of the usual size would only ever repeat the last token
+    "gemma3_text": Family(
         "gemma3_text",
         GEMMA | {"sliding_window_pattern": 3, "initializer_range": 0.05, "vectors": 0.5},
         WINDOWED | SCALED,

@@ -12,7 +12,7 @@ import torch
 from actorpp.stages.backends import Scoring
 from actorpp.stages.host import StageHost
 from actorpp.stages.kv import KVArena, PageTable
-from actorpp.stages.loader import _fix_longrope
+from actorpp.stages.loader import PassThrough, _fix_longrope
 from actorpp.stages.packed import PackedCache, pack
 
 Parts = Sequence[tuple[PageTable, int, int]]
@@ -78,6 +78,13 @@ def _forget_embedding_scale(model: Any) -> None:
     model.model.embedding_multiplier = 1.0
 
 
+def _forget_scales_of_later_stages(model: Any) -> None:
+    """What a stage's layers are scaled by is lost where they do not begin with the model's first one."""
+    if isinstance(model.model.layers[0], PassThrough):
+        for layer in model.model.layers:
+            layer.residual_multiplier = 1.0
+
+
 def _forget_logits_cap(model: Any) -> None:
     model.config.final_logit_softcapping = None
 
@@ -95,6 +102,7 @@ FAULTS: dict[str, Fault] = FOR_ALL | {
     "no sink": _loaded_with(_forget_sinks),
     "no embedding scale": _loaded_with(_forget_embedding_scale),
     "second stage scaled again": lambda: patch.object(StageHost, "_swap_in", lambda host, module, args: args),
+    "second stage not scaled": _loaded_with(_forget_scales_of_later_stages),
     "factors of a short context": lambda: patch(
         "actorpp.stages.loader._fix_longrope", lambda model, length: _fix_longrope(model, 1)
     ),
