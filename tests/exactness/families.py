@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from tests.exactness.oracle import Answer, Case, ask
 from tests.exactness.tiny import VOCAB, save_tiny
 
@@ -15,6 +17,8 @@ SHORT = (31, 1, 9, 23)
 NEW_TOKENS = 24
 SHORT_NEW_TOKENS = 4
 WINDOW = 20
+MANY = 32
+MANY_LENGTH = 64
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,8 @@ class Held:
 
     Attributes:
         prompts: The longest first; the oracle goes on from it for ``NEW_TOKENS`` tokens.
-        bfloat16: What transformers says in bfloat16 at the positions of the first prompt.
+        many: ``MANY`` further prompts of ``MANY_LENGTH`` tokens, over which errors in bfloat16 are measured.
+        exact, bfloat16: What transformers says to them in float32 and in bfloat16: (MANY, MANY_LENGTH, vocab).
     """
 
     name: str
@@ -156,7 +161,9 @@ class Held:
     path: Path
     prompts: list[list[int]]
     answers: list[Answer]
-    bfloat16: Answer
+    many: list[list[int]]
+    exact: torch.Tensor
+    bfloat16: torch.Tensor
 
     @property
     def short(self) -> list[tuple[list[int], Answer]]:
@@ -172,6 +179,12 @@ def prompts_of(family: Family) -> list[list[int]]:
     return [[rng.randrange(3, VOCAB) for _ in range(length)] for length in lengths]
 
 
+def many_prompts() -> list[list[int]]:
+    """The prompts that errors in bfloat16 are measured over, the same for every family."""
+    rng = random.Random(0)
+    return [[rng.randrange(3, VOCAB) for _ in range(MANY_LENGTH)] for _ in range(MANY)]
+
+
 def prepare(names: Iterable[str], folder: Path) -> dict[str, Held]:
     """Save the tiny models under ``folder`` and ask the oracle about them, once for all."""
     families = {name: FAMILIES[name] for name in names}
@@ -179,14 +192,17 @@ def prepare(names: Iterable[str], folder: Path) -> dict[str, Held]:
     for index, (name, family) in enumerate(families.items()):
         path = save_tiny(folder / str(index), family.model_type, seed=family.seed, **family.options)
         paths[name] = path
-        asked = [(str(number), "float32", ids) for number, ids in enumerate(prompts_of(family))]
-        for label, dtype, ids in (*asked, ("bfloat16", "bfloat16", asked[0][2])):
-            tokens = NEW_TOKENS if label == "0" else SHORT_NEW_TOKENS
-            cases.append(Case(f"{name}/{label}", str(path), dtype, ids, list(range(len(ids))), tokens))
+        for number, ids in enumerate(prompts_of(family)):
+            tokens = SHORT_NEW_TOKENS if number else NEW_TOKENS
+            cases.append(Case(f"{name}/{number}", str(path), "float32", ids, list(range(len(ids))), tokens))
+        many, positions = [token for ids in many_prompts() for token in ids], list(range(MANY_LENGTH))
+        for dtype in ("float32", "bfloat16"):
+            cases.append(Case(f"{name}/{dtype}", str(path), dtype, many, positions, 0, rows=MANY))
     found = ask(cases, folder)
     held = {}
     for name, family in families.items():
         prompts = prompts_of(family)
         answers = [found[f"{name}/{number}"] for number in range(len(prompts))]
-        held[name] = Held(name, family, paths[name], prompts, answers, found[f"{name}/bfloat16"])
+        exact, bfloat16 = (found[f"{name}/{dtype}"].at_positions for dtype in ("float32", "bfloat16"))
+        held[name] = Held(name, family, paths[name], prompts, answers, many_prompts(), exact, bfloat16)
     return held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +20,7 @@ Parts = Sequence[tuple[PageTable, int, int]]
 Fault = Callable[[], AbstractContextManager[Any]]
 
 _load = StageHost.load
+_update = PackedCache.update
 
 
 def _packed_by(faulty: Callable[[Parts, KVArena], tuple[PackedCache, torch.Tensor]]) -> Fault:
@@ -65,6 +67,11 @@ def _pages_are_swapped(parts: Parts, arena: KVArena) -> tuple[PackedCache, torch
     return pack(parts, arena)
 
 
+def _update_in_float8(cache: PackedCache, keys: torch.Tensor, values: torch.Tensor, *more: Any, **named: Any) -> Any:
+    stored = (part.to(torch.float8_e4m3fn).to(part.dtype) for part in (keys, values))
+    return _update(cache, *stored, *more, **named)
+
+
 def _forget_sinks(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("sinks"):
@@ -107,3 +114,4 @@ FAULTS: dict[str, Fault] = FOR_ALL | {
         "actorpp.stages.loader._fix_longrope", lambda model, length: _fix_longrope(model, 1)
     ),
 }
+FLOAT8_CACHE: Fault = partial(patch.object, PackedCache, "update", _update_in_float8)

@@ -18,13 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One prompt to complete greedily.
+    """One prompt to complete greedily, or several in one batch of which only logits are wanted.
 
     Attributes:
         name: Unique in the list.
         path: The checkpoint's folder.
         dtype: Name of the torch dtype.
-        ids: The prompt.
+        ids: The prompt; or ``rows`` prompts of the same length, one after another.
         positions: Prompt positions whose next-token logits are wanted.
         new_tokens: Tokens to generate.
         forced: Generate these instead of the greedy ones, so that two runs can be compared.
@@ -37,13 +37,14 @@ class Case(msgspec.Struct, frozen=True):
     positions: list[int]
     new_tokens: int
     forced: list[int] = []
+    rows: int = 1
 
 
 class Answer(msgspec.Struct, frozen=True):
     """What transformers says to a case.
 
     Attributes:
-        at_positions: (len(positions), vocab) float32 logits.
+        at_positions: (rows, len(positions), vocab) float32 logits; without ``rows`` for one prompt.
         logits: (new_tokens, vocab) float32 logits of the generated tokens.
         tokens: The generated tokens.
     """
@@ -90,10 +91,11 @@ def main(asked: Path, answered: Path) -> None:
 @torch.inference_mode()
 def answer(model: object, case: Case) -> dict[str, torch.Tensor]:
     """Prefill in one go, then one token at a time with transformers' own cache."""
-    keep = torch.tensor([*case.positions, len(case.ids) - 1])
-    out = model(input_ids=torch.tensor([case.ids]), use_cache=True, logits_to_keep=keep)  # type: ignore[operator]
-    rows, logits, tokens = out.logits[0].float(), [], []
-    current = rows[-1]
+    keep = torch.tensor([*case.positions, len(case.ids) // case.rows - 1])
+    out = model(input_ids=torch.tensor(case.ids).view(case.rows, -1), use_cache=True, logits_to_keep=keep)  # type: ignore[operator]
+    kept = out.logits.float()
+    rows, logits, tokens = kept if case.rows > 1 else kept[0], [], []
+    current = rows[..., -1, :]
     for index in range(case.new_tokens):
         logits.append(current)
         tokens.append(case.forced[index] if case.forced else int(current.argmax()))
@@ -101,9 +103,9 @@ def answer(model: object, case: Case) -> dict[str, torch.Tensor]:
             out = model(input_ids=torch.tensor([tokens[-1:]]), cache=out.cache, use_cache=True)  # type: ignore[operator]
             current = out.logits[0, -1].float()
     return {
-        "positions": rows[:-1].contiguous(),
-        "logits": torch.stack(logits),
-        "tokens": torch.tensor(tokens),
+        "positions": rows[..., :-1, :].contiguous(),
+        "logits": torch.stack(logits) if logits else torch.empty(0, rows.shape[-1]),
+        "tokens": torch.tensor(tokens, dtype=torch.int64),
     }
 
 
