@@ -32,6 +32,10 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "context_length": ("max_model_len",),
     "async_depth": ("pp_async_batch_depth",),
 }
+DEFAULT_CHUNK = 512
+DEFAULT_SMOOTH_FACTOR = 0.75
+LARGEST_PLANNED_CHUNK = 8192  # bounds the memory of a step, and how long decode waits behind it
+
 SERVER_FLAGS = ("host", "port", "insecure_bind")
 """Options that mean something only where a socket is served."""
 
@@ -44,8 +48,9 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class SchedulingLimits(msgspec.Struct, frozen=True):
-    """The scheduler's limits with every derived default filled in, in tokens but for the last two."""
+    """The scheduler's limits with every derived default filled in, in tokens but for the policy and the last two."""
 
+    chunk_policy: str
     chunked_prefill_size: int
     max_num_batched_tokens: int
     max_prefill_tokens: int
@@ -94,7 +99,23 @@ class EngineConfig(BaseSettings):
         "auto", description="How hidden states move. auto: NCCL on CUDA, gloo on CPU."
     )
 
-    chunked_prefill_size: int = Field(512, description="Prompt tokens per chunk; -1: the whole prompt at once.")
+    chunk_policy: str | None = Field(
+        None,
+        min_length=1,
+        description="planned, fixed, sglang, or your own class as package.module:Class. "
+        "[default: planned; fixed with --chunked-prefill-size; sglang with --enable-dynamic-chunking]",
+    )
+    chunked_prefill_size: int | None = Field(
+        None,
+        description="Prompt tokens per chunk; -1: the whole prompt at once. sglang begins with it, planned stays "
+        "below. [default: 512; for planned at most 8192]",
+    )
+    enable_dynamic_chunking: bool = Field(
+        False, description="As in SGLang: chunks shrink as the history grows. Means --chunk-policy sglang."
+    )
+    dynamic_chunking_smooth_factor: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="Of --chunk-policy sglang: 0 keeps the first size, 1 smooths nothing. [default: 0.75]"
+    )
     max_num_batched_tokens: Positive | None = Field(
         None, description="Tokens per step, decode and prefill. [default: one chunk and one token per running request]"
     )
@@ -166,8 +187,8 @@ class EngineConfig(BaseSettings):
 
     @field_validator("chunked_prefill_size")
     @classmethod
-    def _chunk_or_whole(cls, value: int) -> int:
-        if value != -1 and value < 1:
+    def _chunk_or_whole(cls, value: int | None) -> int | None:
+        if value is not None and value != -1 and value < 1:
             raise ValueError(f"must be at least 1, or -1 for the whole prompt at once, got {value}")
         return value
 
@@ -191,9 +212,22 @@ class EngineConfig(BaseSettings):
             raise ValueError(f"--tensor-transport {self.tensor_transport} needs --transport process")
         if self.transport == "process" and self.tensor_transport == "inproc":
             raise ValueError("--tensor-transport inproc needs --transport inproc")
+        if self.enable_dynamic_chunking and self.chunk_policy not in (None, "sglang"):
+            raise ValueError(f"--enable-dynamic-chunking means --chunk-policy sglang, not {self.chunk_policy}")
+        if self.dynamic_chunking_smooth_factor is not None and self.policy_name != "sglang":
+            raise ValueError(
+                f"--dynamic-chunking-smooth-factor is of --chunk-policy sglang, but the policy is {self.policy_name}"
+            )
         if self.device == "cpu" and self.tensor_transport == "nccl":
             raise ValueError("--tensor-transport nccl needs --device cuda")
         return self
+
+    @property
+    def policy_name(self) -> str:
+        """The chunk policy: the one that is named, or that the other chunking options mean."""
+        if self.enable_dynamic_chunking:
+            return "sglang"
+        return self.chunk_policy or ("planned" if self.chunked_prefill_size is None else "fixed")
 
     @property
     def num_slots(self) -> int:
@@ -236,9 +270,12 @@ class EngineConfig(BaseSettings):
 
     def scheduling_limits(self, context_length: int) -> SchedulingLimits:
         """The scheduler's limits for a model of this context length."""
-        chunk = context_length if self.chunked_prefill_size == -1 else self.chunked_prefill_size
+        policy = self.policy_name
+        default = min(LARGEST_PLANNED_CHUNK, context_length) if policy == "planned" else DEFAULT_CHUNK
+        chunk = context_length if self.chunked_prefill_size == -1 else self.chunked_prefill_size or default
         batched = self.max_num_batched_tokens or chunk + self.max_running_requests
         return SchedulingLimits(
+            chunk_policy=policy,
             chunked_prefill_size=chunk,
             max_num_batched_tokens=batched,
             max_prefill_tokens=self.max_prefill_tokens or batched,

@@ -23,13 +23,14 @@ import structlog
 from actorpp.analysis.chrome import write_trace
 from actorpp.analysis.trace import Trace
 from actorpp.config import EngineConfig
+from actorpp.coordinator.chunking.plan import ChunkPlan
 from actorpp.coordinator.coordinator import Abort, Close, Coordinator, GiveUp, Submit
-from actorpp.coordinator.policy import FixedChunks
 from actorpp.coordinator.ports import ProcessPorts
 from actorpp.coordinator.request import Request, StopText
 from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
 from actorpp.coordinator.stage_group import Ports, StageGroup
 from actorpp.errors import ConfigError, StageFailedError
+from actorpp.planning import Planning
 from actorpp.runtime import ActorRef, ActorSystem
 from actorpp.serving.api import EngineStats, GenerationParams, OnStartup, StageStats, StartupProgress
 from actorpp.serving.handle import Handle
@@ -120,6 +121,7 @@ class Engine:
         self._failure: asyncio.Future[Exception] = loop.create_future()
         await self.locate()
         specs = self._specs(self.checkpoint)
+        self.planning = Planning(config, self.checkpoint, self.context_length, [(spec.lo, spec.hi) for spec in specs])
         system = self._home
         if system is None:
             system = await stack.enter_async_context(ActorSystem("driver"))
@@ -209,7 +211,7 @@ class Engine:
         return ProcessPorts(stack.enter_context(run_dir()), wiring, self._on_failure)
 
     def _make_scheduler(self, num_pages: int) -> Scheduler:
-        config, limits = self.config, self.config.scheduling_limits(self.context_length)
+        config, limits = self.config, self.planning.limits
         return Scheduler(
             SchedulerConfig(
                 num_stages=config.stages,
@@ -222,9 +224,21 @@ class Engine:
                 max_running_requests=limits.max_running_requests,
                 max_queued_requests=limits.max_queued_requests,
             ),
-            FixedChunks(limits.chunked_prefill_size, align=config.page_size),
+            self.planning.policy(),
             epoch=FIRST_EPOCH,
+            costs=self.planning.costs,
         )
+
+    def plan(self, prompt_tokens: int) -> ChunkPlan:
+        """What the chunk policy would do with a prompt of so many tokens that finds the pipeline empty.
+
+        Its times are None until something was measured: by a saved profile, or by prompts that this engine computed.
+
+        Raises:
+            ContextLengthExceededError: The context has no room for the prompt and one token.
+            InvalidRequestError: Fewer than one token.
+        """
+        return self.planning.plan(self.scheduler.policy, prompt_tokens)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 

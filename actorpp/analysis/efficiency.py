@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from actorpp.analysis.flowshop import makespan
 from actorpp.analysis.steps import TracedStep, needed_steps
+from actorpp.coordinator.chunking.flowshop import makespan
 
 
 class PipelineFigures(msgspec.Struct, frozen=True):

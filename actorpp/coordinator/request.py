@@ -8,10 +8,35 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
 
+import msgspec
+
 from actorpp.errors import RequestError
 from actorpp.stages.messages import FromOutput, Logprobs, SamplingParams
 
 EndReason = Literal["stop", "length", "abort"]
+
+
+class ChunkTimes(msgspec.Struct, frozen=True):
+    """One prefill chunk of a request: what it was predicted to take, and what it took.
+
+    Attributes:
+        history: Prompt tokens before it.
+        tokens: Prompt tokens in it.
+        predicted_s: Compute seconds of each stage as predicted when the chunk was issued; None: nothing was measured
+            by then.
+        measured_s: Compute seconds of each stage in its step; None as long as its Output is not in.
+        alone: Whether the step held nothing else. Otherwise what was measured is of all together.
+    """
+
+    history: int
+    tokens: int
+    predicted_s: tuple[float, ...] | None = None
+    measured_s: tuple[float, ...] | None = None
+    alone: bool = False
+
+    def measured(self, seconds: tuple[float, ...], *, alone: bool) -> ChunkTimes:
+        """The same chunk, with its Output in."""
+        return ChunkTimes(self.history, self.tokens, self.predicted_s, seconds, alone)
 
 
 class RequestSink(Protocol):
@@ -66,6 +91,7 @@ class Request:
         issued: Prefill tokens in steps that have been sent.
         computed: Prefill tokens whose step's Output is in.
         chunks: Sizes of the prefill chunks, in order; after a replay, of that one's.
+        chunk_times: Of the same chunks.
         prompt_rows: Prompt log-probabilities delivered.
         source: Where the newest sampled id stands while its Output is not in.
         sampled: Sampling segments in steps that have been sent.
@@ -92,6 +118,7 @@ class Request:
     issued: int = 0
     computed: int = 0
     chunks: list[int] = field(default_factory=list)
+    chunk_times: list[ChunkTimes] = field(default_factory=list)
     prompt_rows: int = 0
     source: FromOutput | None = None
     sampled: int = 0
@@ -124,5 +151,6 @@ class Request:
         self.slot = self.source = None
         self.issued = self.computed = self.in_flight = 0
         self.chunks = []
+        self.chunk_times = []
         self.replayed = self.sampled = len(self.output_ids)
         self.replays += 1

@@ -22,9 +22,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from actorpp.coordinator.chunking.fit import CostLearner, StageSample
+from actorpp.coordinator.chunking.policy import ChunkPolicy, ChunkRequest
 from actorpp.coordinator.pages import PagePool
-from actorpp.coordinator.policy import ChunkPolicy
-from actorpp.coordinator.request import EndReason, Phase, Request
+from actorpp.coordinator.request import ChunkTimes, EndReason, Phase, Request
 from actorpp.errors import ConfigError, InvalidRequestError, OverloadedError, ProtocolError, RequestError
 from actorpp.stages.messages import Admit, FromOutput, LogEntry, Logprobs, Output, Segment, Step
 
@@ -73,11 +74,19 @@ class SchedulerConfig:
 
 
 class Scheduler:
-    """Decides every log entry, epoch by epoch."""
+    """Decides every log entry, epoch by epoch.
 
-    def __init__(self, config: SchedulerConfig, policy: ChunkPolicy, *, epoch: int) -> None:
+    Args:
+        policy: Sizes the chunks.
+        costs: Learns what steps cost, and predicts it.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, policy: ChunkPolicy, *, epoch: int, costs: CostLearner | None = None
+    ) -> None:
         self.config = config
         self.policy = policy
+        self.costs = costs
         self.epoch = epoch
         self.pool = PagePool(config.num_pages)
         self.waiting: list[Request] = []  # in order of admission
@@ -235,23 +244,37 @@ class Scheduler:
         index = len(segments)  # of the next sampling segment: all decode segments sample
         logprobs = MAX_PROMPT_LOGPROBS
         first = True
-        for request in self._prefill_order():
+        order = self._prefill_order()
+        queue = [*order, *self.waiting]
+        queued_tokens = sum(request.remaining for request in queue)
+        packed = 0  # prompt tokens in this step
+        for request in order:
             whole = min(self.config.max_num_batched_tokens, self.config.max_prefill_tokens)
             room = min(budget, self.config.max_prefill_tokens)
             if request.sampling.prompt_logprobs is not None:
                 whole, room = min(whole, MAX_PROMPT_LOGPROBS), min(room, logprobs)
             if not room:
                 continue
-            chunk = self.policy.next_chunk(
-                history_len=request.issued, remaining=request.remaining, budget=room if first else whole
+            asked = ChunkRequest(
+                rid=request.rid,
+                prompt_len=request.issued + request.remaining,
+                queued=len(queue) - 1,
+                queued_tokens=queued_tokens - request.remaining,
+                step_tokens=packed,
             )
-            if chunk > room:  # behind the first, a chunk goes in whole or waits: no splinters
+            chunk = self.policy.next_chunk(asked, request.issued, request.remaining, room if first else whole)
+            if not chunk or chunk > room:  # behind the first, a chunk goes in whole or waits: no splinters
                 return
             first = False
             final = chunk == request.remaining
             segments.append(Segment(request.rid, request.issued, chunk, sample=final))
+            request.chunk_times.append(self._predicted(request.issued, chunk, final))
             request.issued += chunk
             request.chunks.append(chunk)
+            packed += chunk
+            queued_tokens -= chunk
+            if final:
+                queue.remove(request)
             budget -= chunk
             logprobs -= chunk if request.sampling.prompt_logprobs is not None else 0
             if final:
@@ -271,6 +294,11 @@ class Scheduler:
                 order.sort(key=lambda r: r.remaining)
         return order
 
+    def _predicted(self, history: int, tokens: int, samples: bool) -> ChunkTimes:
+        model = None if self.costs is None else self.costs.model
+        known = model is not None and model.in_seconds
+        return ChunkTimes(history, tokens, model.times(history, tokens, samples) if model and known else None)
+
     # --- outputs in ------------------------------------------------------------------------------------------------
 
     def on_output(self, output: Output) -> None:
@@ -289,11 +317,24 @@ class Scheduler:
         sampling = sum(s.sample for s in step.segments)
         if len(output.ids) != sampling:
             raise ProtocolError(f"output of step {step.seq} has {len(output.ids)} ids for {sampling} sampling segments")
-        for stage, timing in enumerate(output.timings):
-            self.stage_busy[stage] += timing.end - timing.start
+        seconds = tuple(timing.end - timing.start for timing in output.timings)
+        for stage, spent in enumerate(seconds):
+            self.stage_busy[stage] += spent
+        self._measured(step, seconds)
         ids = iter(output.ids)
         for segment in step.segments:
             self._segment_done(self.running[segment.rid], segment, output, ids)
+
+    def _measured(self, step: Step, seconds: tuple[float, ...]) -> None:
+        """Learn from the step if it was one prompt chunk, and note its times beside what was predicted."""
+        alone = len(step.segments) == 1
+        for segment in step.segments:
+            if segment.token is None:
+                times = self.running[segment.rid].chunk_times
+                at = next(i for i in range(len(times) - 1, -1, -1) if times[i].history == segment.start)
+                times[at] = times[at].measured(seconds, alone=alone)
+                if alone and self.costs is not None:
+                    self.costs.add(StageSample(segment.start, segment.length, segment.sample, seconds))
 
     def _segment_done(self, request: Request, segment: Segment, output: Output, ids: Iterator[int]) -> None:
         request.in_flight -= 1

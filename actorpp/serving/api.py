@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from actorpp.coordinator.request import StopText
+from actorpp.coordinator.request import ChunkTimes, StopText
 from actorpp.serving.logprobs import TokenLogprob
 from actorpp.stages.messages import SamplingParams
 
@@ -53,6 +53,7 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
         tpot_s: Mean time between two output tokens; None with fewer than two tokens.
         chunks: Prompt tokens of each prefill chunk, in order. They sum to the prompt. After the loss of a stage they
             are those of the replay, and sum to the prompt and what was delivered before.
+        chunk_times: What each of these chunks was predicted to take on each stage, and what it took.
         stage_busy: For each stage, the share of the request's lifetime in which it computed (for any request).
     """
 
@@ -62,6 +63,7 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
     tpot_s: float | None
     chunks: tuple[int, ...]
     stage_busy: tuple[float, ...]
+    chunk_times: tuple[ChunkTimes, ...] = ()
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -135,6 +135,7 @@ class Handle:
             prefill_tok_s=rate,
             tpot_s=tpot,
             chunks=tuple(self.request.chunks) if self.request is not None else (),
+            chunk_times=tuple(self.request.chunk_times) if self.request is not None else (),
             stage_busy=tuple(min(1.0, (after - before) / e2e) for before, after in busy),
         )
 

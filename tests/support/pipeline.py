@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from zlib import crc32
 
+from actorpp.coordinator.chunking.fixed import FixedChunks
 from actorpp.coordinator.coordinator import Abort, Coordinator, GiveUp, Resume, Submit, Suspend
-from actorpp.coordinator.policy import FixedChunks
 from actorpp.coordinator.request import EndReason, Request
 from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
 from actorpp.errors import RequestError

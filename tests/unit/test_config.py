@@ -105,6 +105,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"transport": "process", "tensor_transport": "inproc"}, None, "--transport inproc"),
         ({"device": "cpu", "tensor_transport": "nccl"}, None, "--device cuda"),
         ({"seed": -1}, "seed", "--seed"),
+        ({"chunk_policy": "fixed", "enable_dynamic_chunking": True}, None, "means --chunk-policy sglang, not fixed"),
+        ({"dynamic_chunking_smooth_factor": 0.7}, None, "--chunk-policy sglang, but the policy is planned"),
+        ({"chunk_policy": "sglang", "dynamic_chunking_smooth_factor": 1.1}, "dynamic_chunking_smooth_factor", "1"),
         ({"stagez": 1}, "stagez", "--stagez"),
     ],
 )
@@ -129,7 +132,10 @@ def test_several_errors_are_told_at_once() -> None:
 def test_derived_values() -> None:
     config = EngineConfig(stages=3, async_depth=2, lookahead=4)
     assert (config.num_slots, config.window) == (5, 9)
-    limits = config.scheduling_limits(8192)
+    limits = config.scheduling_limits(4096)
+    assert (limits.chunk_policy, limits.chunked_prefill_size) == ("planned", 4096)
+    assert config.scheduling_limits(100_000).chunked_prefill_size == 8192
+    limits = EngineConfig(chunk_policy="fixed").scheduling_limits(8192)
     assert limits.chunked_prefill_size == 512
     assert limits.max_num_batched_tokens == limits.max_prefill_tokens == 512 + 32
     whole = EngineConfig(chunked_prefill_size=-1).scheduling_limits(8192)
@@ -141,6 +147,23 @@ def test_derived_values() -> None:
     assert EngineConfig(stages=1000).threads() == 1
     assert EngineConfig().memory_fraction("cpu") < EngineConfig().memory_fraction("cuda")
     assert EngineConfig(mem_fraction_static=0.3).memory_fraction("cuda") == 0.3
+
+
+@pytest.mark.parametrize(
+    ("options", "policy", "size"),
+    [
+        ({}, "planned", 8192),
+        ({"chunked_prefill_size": 256}, "fixed", 256),
+        ({"chunked_prefill_size": 256, "chunk_policy": "planned"}, "planned", 256),
+        ({"enable_dynamic_chunking": True}, "sglang", 512),
+        ({"enable_dynamic_chunking": True, "chunked_prefill_size": 4096}, "sglang", 4096),
+        ({"enable_dynamic_chunking": True, "chunk_policy": "sglang"}, "sglang", 512),
+        ({"chunk_policy": "my.module:Policy"}, "my.module:Policy", 512),
+    ],
+)
+def test_what_the_chunking_options_mean_together(options: dict[str, Any], policy: str, size: int) -> None:
+    limits = EngineConfig(**options).scheduling_limits(100_000)
+    assert (limits.chunk_policy, limits.chunked_prefill_size) == (policy, size)
 
 
 def test_aliases_do_not_collide() -> None:

@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 
 from actorpp.analysis.efficiency import pipeline_figures
-from actorpp.analysis.flowshop import completion_times, makespan
 from actorpp.analysis.steps import needed_steps, traced_steps
+from actorpp.coordinator.chunking.flowshop import completion_times, makespan
 from tests.unit.analysis.support import hand_made, prefill, spans_of
 
 

@@ -80,7 +80,10 @@ ENGINE_FLAGS: dict[str, tuple[str | None, Any]] = {
     "lookahead": ("3", 3),
     "transport": ("inproc", "inproc"),
     "tensor_transport": ("gloo", "gloo"),
+    "chunk_policy": ("sglang", "sglang"),
     "chunked_prefill_size": ("-1", -1),
+    "enable_dynamic_chunking": (None, True),
+    "dynamic_chunking_smooth_factor": ("0.6", 0.6),
     "max_num_batched_tokens": ("900", 900),
     "max_prefill_tokens": ("800", 800),
     "max_running_requests": ("5", 5),
@@ -129,9 +132,9 @@ def spellings(field: str) -> list[str]:
 def test_an_engine_flag_lands_in_the_config(command: Command, flag: str) -> None:
     field = next(field for field in ENGINE_FLAGS if flag in spellings(field))
     value, expected = ENGINE_FLAGS[field]
-    assert value is not None
     assert getattr(EngineConfig(), field) != expected  # so that landing shows
-    assert command("--prompt", "x", flag, value) == 0
+    needed = ["--enable-dynamic-chunking"] if field == "dynamic_chunking_smooth_factor" else []
+    assert command("--prompt", "x", flag, *([] if value is None else [value]), *needed) == 0
     assert getattr(command.config, field) == expected
 
 
@@ -212,6 +215,8 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["--layer-partition", "8,x"], ["--layer-partition", "'x'"]),
     (["--layer-partition", "8,8,8", "--stages", "2"], ["--layer-partition", "3 stages", "2"]),
     (["--stagez", "2"], ["--stagez"]),
+    (["--enable-dynamic-chunking", "--chunk-policy", "fixed"], ["--chunk-policy sglang", "fixed"]),
+    (["--dynamic-chunking-smooth-factor", "0.6"], ["--chunk-policy sglang", "planned"]),
     (["--top-p", "2"], ["top_p", "<= 1"]),
     (["--max-tokens", "0"], ["max_tokens", ">= 1"]),
     (["--min-tokens", "17"], ["min_tokens", "17", "16"]),

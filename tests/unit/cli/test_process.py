@@ -88,7 +88,15 @@ def test_json_is_one_object_and_nothing_else_is_on_stdout(environment: dict[str,
     assert done.returncode == 0
     result = json.loads(done.stdout)
     assert set(result) == {"text", "token_ids", "prompt_tokens", "finish_reason", "stop_reason", "metrics"}
-    assert set(result["metrics"]) == {"ttft_s", "e2e_s", "prefill_tok_s", "tpot_s", "chunks", "stage_busy"}
+    assert set(result["metrics"]) == {
+        "ttft_s",
+        "e2e_s",
+        "prefill_tok_s",
+        "tpot_s",
+        "chunks",
+        "chunk_times",
+        "stage_busy",
+    }
     assert result["text"] == ANSWER
     assert result["metrics"]["chunks"] == [1, 1, 1]
     assert "noise from a child" in done.stderr

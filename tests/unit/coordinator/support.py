@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from actorpp.coordinator.policy import FixedChunks
+from actorpp.coordinator.chunking.fixed import FixedChunks
 from actorpp.coordinator.request import EndReason, Request
 from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
 from actorpp.errors import RequestError

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actorpp.coordinator.policy import FixedChunks
+from actorpp.coordinator.chunking.fixed import FixedChunks
 from actorpp.coordinator.request import Request
 from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
 from actorpp.stages.messages import Admit, Output, SamplingParams, Step

@@ -1,0 +1,149 @@
+"""Learning what a step costs, from measured stage times.
+
+``fit_profile`` fits a list of samples at once. ``CostLearner`` keeps sums only and learns while the engine runs: from
+steps that hold one prompt chunk and nothing else, since only of these it is known what took the time. Errors count in
+proportion to the time, so that short chunks are fitted as well as long ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from actorpp.coordinator.chunking.cost import NUM_FEATURES, CostModel, StageCost, features
+from actorpp.coordinator.chunking.leastsquares import nnls
+
+# Where the first estimate is worth believing until there are measurements: (history, tokens).
+_PRIOR_AT = ((0, 128), (0, 512), (0, 2048), (4096, 128), (4096, 512), (16384, 512))
+_PRIOR_WEIGHT = 0.01  # of one measurement, for each of these; less and less with more measurements
+_MEMORY = 0.99  # weight of a measurement against the next one: about the last hundred count
+
+
+class StageSample(msgspec.Struct, frozen=True):
+    """One measured step of one prompt chunk.
+
+    Attributes:
+        history: Tokens before the chunk.
+        tokens: Tokens of the chunk.
+        samples: Whether the step sampled a token behind it.
+        seconds: Compute time of each stage.
+    """
+
+    history: int
+    tokens: int
+    samples: bool
+    seconds: tuple[float, ...]
+
+
+class StageFit(msgspec.Struct, frozen=True):
+    """How well the formula describes one stage.
+
+    Attributes:
+        cost: The coefficients.
+        residuals: Measured minus fitted seconds of each sample, in the samples' order.
+        r2: Coefficient of determination: 1 is perfect.
+    """
+
+    cost: StageCost
+    residuals: tuple[float, ...]
+    r2: float
+
+
+def fit_profile(samples: Sequence[StageSample]) -> tuple[StageFit, ...]:
+    """Fit every stage. The samples all have as many stages; warm-up samples must not be among them."""
+    fits = []
+    for stage in range(len(samples[0].seconds)):
+        sums = _Sums()
+        measured = [sample.seconds[stage] for sample in samples]
+        for sample, seconds in zip(samples, measured, strict=True):
+            sums.add(features(sample.history, sample.tokens, sample.samples), seconds)
+        cost = StageCost(*nnls(sums.gram, sums.moment))
+        residuals = tuple(
+            seconds - cost.time(sample.history, sample.tokens, sample.samples)
+            for sample, seconds in zip(samples, measured, strict=True)
+        )
+        mean = sum(measured) / len(measured)
+        spread = sum((seconds - mean) ** 2 for seconds in measured)
+        r2 = 1 - sum(r * r for r in residuals) / spread if spread else 0.0
+        fits.append(StageFit(cost, residuals, r2))
+    return tuple(fits)
+
+
+class CostLearner:
+    """A cost model that gets better while the engine runs.
+
+    Args:
+        prior: What is believed until something is measured. Its shape counts; measurements give the seconds, unless
+            the prior was itself measured.
+
+    Attributes:
+        measured: Steps learned from.
+    """
+
+    def __init__(self, prior: CostModel) -> None:
+        self._prior = prior
+        self._sums = [_Sums() for _ in prior.stages]
+        self._model: CostModel | None = prior
+        self._cold = not prior.in_seconds
+        self.measured = 0
+
+    @property
+    def num_stages(self) -> int:
+        return len(self._prior.stages)
+
+    @property
+    def model(self) -> CostModel:
+        """The model as of the last measurement."""
+        if self._model is None:
+            self._model = CostModel(tuple(map(self._fit, self._prior.stages, self._sums)))
+        return self._model
+
+    def add(self, sample: StageSample) -> None:
+        """Learn from a step. The engine's first step is cold (memory, kernels, caches) and is left out."""
+        if self._cold or len(sample.seconds) != self.num_stages or min(sample.seconds) <= 0:
+            self._cold = False
+            return
+        row = features(sample.history, sample.tokens, sample.samples)
+        for sums, prior, seconds in zip(self._sums, self._prior.stages, sample.seconds, strict=True):
+            sums.forget(_MEMORY)
+            sums.add(row, seconds)
+            expected = prior.time(sample.history, sample.tokens, sample.samples)
+            sums.scale_weight += expected / seconds
+            sums.scale_moment += (expected / seconds) ** 2
+        self.measured += 1
+        self._model = None
+
+    def _fit(self, prior: StageCost, sums: _Sums) -> StageCost:
+        # The prior in seconds: scaled so that its errors on the measurements are smallest.
+        scaled = prior if self._prior.in_seconds else prior.scaled(sums.scale_weight / sums.scale_moment)
+        believed = _Sums(sums)
+        for history, tokens in _PRIOR_AT:
+            for samples in (False, True):
+                seconds = scaled.time(history, tokens, samples)
+                believed.add(features(history, tokens, samples), seconds, _PRIOR_WEIGHT / (1 + self.measured))
+        return StageCost(*nnls(believed.gram, believed.moment))
+
+
+class _Sums:
+    """Normal equations of weighted least squares on relative errors."""
+
+    def __init__(self, other: _Sums | None = None) -> None:
+        empty = [[0.0] * NUM_FEATURES for _ in range(NUM_FEATURES)]
+        self.gram: list[list[float]] = empty if other is None else [list(row) for row in other.gram]
+        self.moment: list[float] = [0.0] * NUM_FEATURES if other is None else list(other.moment)
+        self.scale_weight = self.scale_moment = 0.0  # of the prior's one factor: sums of p/t and (p/t)^2
+
+    def add(self, row: Sequence[float], seconds: float, weight: float = 1.0) -> None:
+        weight /= seconds * seconds
+        for i, value in enumerate(row):
+            if value:
+                self.moment[i] += weight * value * seconds
+                for j, other in enumerate(row):
+                    self.gram[i][j] += weight * value * other
+
+    def forget(self, share: float) -> None:
+        self.gram = [[share * value for value in row] for row in self.gram]
+        self.moment = [share * value for value in self.moment]
+        self.scale_weight *= share
+        self.scale_moment *= share

@@ -1,0 +1,158 @@
+"""Finds the chunks of a prompt with the smallest makespan, on a cost model.
+
+For P equal stages the makespan is the sum of all chunk times plus P-1 times the longest one: for n chunks it is
+smallest when all take equally long. More chunks fill the pipeline sooner and pay the step's fixed cost c more often;
+with W = b S + a S^2 for a prompt of S tokens the best number is n* = sqrt((P-1) W / c), and with R prompts in a queue,
+which fill the pipeline once between them, n* = sqrt((P-1) W / (R c)). Real stages differ, the window is finite, chunks
+end on page borders: so the numbers near n* are tried with the flow-shop recurrence on the whole model.
+
+Candidates for each n are chunks of equal time on the slowest stage, of equal size, and half-way between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import sqrt
+
+from actorpp.coordinator.chunking.cost import CostModel, StageCost
+from actorpp.coordinator.chunking.flowshop import in_window, makespan
+
+MAX_CHUNKS = 1024  # more gain nothing: filling the pipeline is a few thousandths of the whole by then
+_BLENDS = (0.5, 0.0)  # from chunks of equal time (1) towards chunks of equal size (0)
+_BLENDED = 128  # chunks up to which these are tried: with more, the longest chunk matters little
+_RECURRENCE = 8192  # chunks x stages up to which the recurrence is computed in the search
+
+
+def best_chunks(
+    costs: CostModel,
+    history: int,
+    remaining: int,
+    *,
+    window: int,
+    align: int,
+    largest: int,
+    queued: int = 0,
+) -> tuple[int, ...]:
+    """Sizes of the chunks that compute ``remaining`` tokens behind ``history`` soonest.
+
+    All but the last are multiples of ``align``, and the last is not shorter than it, unless it is the only one or
+    ``largest`` forces it.
+
+    Args:
+        window: Steps in flight at most.
+        largest: Tokens of a chunk at most.
+        queued: Other prompts that wait: the time between their ends counts too, not this one's end alone.
+    """
+    search = _Search(costs, history, remaining, window, align, largest, queued)
+    best = search.climb(1.0)
+    if len(best) <= _BLENDED:
+        best = min((best, *(search.climb(blend, near=len(best)) for blend in _BLENDS)), key=search.cost)
+    return best
+
+
+class _Search:
+    def __init__(
+        self, costs: CostModel, history: int, remaining: int, window: int, align: int, largest: int, queued: int
+    ) -> None:
+        self.costs, self.history, self.remaining = costs, history, remaining
+        self.window, self.align, self.queued = window, align, queued
+        self.largest = max(largest - largest % align, 1) if largest >= align else largest
+        whole = costs.times(history, remaining)
+        self.slowest = costs.stages[whole.index(max(whole))]
+        self.most = max(1, min(MAX_CHUNKS, remaining // align))
+        self.known: dict[tuple[int, ...], float] = {}
+
+    def climb(self, blend: float, near: int | None = None) -> tuple[int, ...]:
+        """The best number of chunks for a blend, from the formula's (or ``near``) by ever smaller factors."""
+        n = near or self._formula()
+        best, best_cost = n, self.cost(self.chunks(n, blend))
+        factors: Sequence[float] = (2.0, 1.4, 1.15, 1.05) if near is None else (1.15, 1.05)
+        for factor in factors:
+            for towards in (factor, 1 / factor):
+                while True:
+                    n = round(best * towards)
+                    n = min(self.most, max(1, n if n != best else best + (1 if towards > 1 else -1)))
+                    cost = self.cost(self.chunks(n, blend)) if n != best else best_cost
+                    if cost >= best_cost:
+                        break
+                    best, best_cost = n, cost
+        return self.chunks(best, blend)
+
+    def _formula(self) -> int:
+        stage, stages = self.slowest, len(self.costs.stages)
+        work = stage.time(self.history, self.remaining) - stage.c
+        fixed = (1 + self.queued) * (stage.c + stage.gamma * (self.history + self.remaining / 2))
+        if fixed <= 0:
+            return self.most
+        return min(self.most, max(1, round(sqrt((stages - 1) * work / fixed))))
+
+    def cost(self, chunks: tuple[int, ...]) -> float:
+        """Seconds until the prompt is computed, and for each queued one what the slowest stage needs for as much."""
+        if chunks not in self.known:
+            times = self.costs.chunk_times(chunks, self.history)
+            if len(times) * len(self.costs.stages) <= _RECURRENCE:
+                span = makespan(times, in_window(len(times), self.window))
+            else:  # what it is for proportional stages, and at least what it is for others
+                span = max(map(sum, zip(*times, strict=True))) + sum(map(max, zip(*times, strict=True)))
+                span -= max(map(max, times))
+            if self.queued:
+                span += self.queued * max(map(sum, zip(*times, strict=True)))
+            self.known[chunks] = span
+        return self.known[chunks]
+
+    def chunks(self, n: int, blend: float) -> tuple[int, ...]:
+        """About ``n`` chunks: between borders of equal time (blend 1) and of equal size (blend 0)."""
+        end, borders = self.history + self.remaining, [self.history]
+        equal_time = _equal_time(self.slowest, self.history, end, n) if blend else iter(())
+        for index in range(1, n):
+            at = self.history + self.remaining * index / n
+            if blend:
+                at = blend * next(equal_time) + (1 - blend) * at
+            border = self.history + round((at - self.history) / self.align) * self.align
+            if borders[-1] + self.align <= border <= end - self.align:
+                borders.append(border)
+        borders.append(end)
+        return tuple(self._sizes(borders))
+
+    def _sizes(self, borders: Sequence[int]) -> Iterator[int]:
+        for start, stop in pairwise(borders):
+            while stop - start > self.largest:
+                # In equal parts, so that no splinter is left.
+                parts = -(-(stop - start) // self.largest)
+                size = -(-(stop - start) // parts)
+                size = min(self.largest, -(-size // self.align) * self.align)
+                yield size
+                start += size
+            yield stop - start
+
+
+def _equal_time(stage: StageCost, history: int, end: int, n: int) -> Iterator[float]:
+    """The n - 1 borders inside (history, end) between which a stage's chunks take equally long."""
+    a, b, gamma = stage.a, stage.b, stage.gamma
+
+    def work(position: float) -> float:
+        return (b + a * position) * position
+
+    start, whole = work(history), work(end) - work(history)
+    if whole <= 0:  # nothing but fixed costs is known: equal sizes
+        yield from (history + (end - history) * index / n for index in range(1, n))
+        return
+
+    def border(done: float) -> float:
+        value = start + done
+        return value / b if not a else (sqrt(b * b + 4 * a * value) - b) / (2 * a)
+
+    # With gamma = 0 each chunk has whole / n of the work. Else a chunk behind a longer history has less of it; how
+    # much less depends on the borders, which barely move: they are computed once without gamma.
+    shares = [whole / n] * n
+    if gamma:
+        reading = [gamma * history, *(gamma * border(whole * index / n) for index in range(1, n))]
+        mean = sum(reading) / n
+        shares = [max(0.0, whole / n + mean - cost) for cost in reading]
+        rescale = whole / sum(shares)
+        shares = [share * rescale for share in shares]
+    done = 0.0
+    for share in shares[:-1]:
+        done += share
+        yield border(min(done, whole))
