@@ -1,4 +1,4 @@
-"""The attention function that transformers models call: a packed batch over paged history, segment by segment.
+"""The attention function that transformers models call: a packed batch over paged history.
 
 It translates what a model hands to ``AttentionInterface`` for the backends. A keyword that it does not know is an
 error, for it would silently be left out.
@@ -6,14 +6,14 @@ error, for it would silently be left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
 
 from actorpp.errors import UnsupportedModelError
-from actorpp.stages.backends import AttentionBackend, History, Scoring
+from actorpp.stages.backends import AttentionBackend, Scoring
+from actorpp.stages.history import Expansion
 from actorpp.stages.kv import KeyValue
 from actorpp.stages.packed import PackedCache
 
@@ -63,20 +63,14 @@ def packed_attention(
         raise UnsupportedModelError(f"the model's attention needs {', '.join(unknown)}, which is not supported")
     layer: Any = module.layer_idx
     scoring = Scoring(scaling, sliding_window, softcap)
-    expand = _expansion(module)
-    outputs = []
-    for segment in packed.segments:
-        own = query[0, :, segment.offset : segment.offset + segment.length]
-        history = History(packed.history(layer, segment), expand)
-        out, lse = backend.attend(own, history, scoring, with_lse=s_aux is not None)
-        if s_aux is not None and lse is not None:  # the sink takes its share of the weights and gives nothing
-            out = out * torch.sigmoid(lse - s_aux.float()[:, None])[..., None].to(out.dtype)
-        outputs.append(out)
-    out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-    return out.transpose(0, 1)[None], None
+    kv = packed.layer(layer, _expansion(module))
+    out, lse = backend.attend_step(query[0], kv, scoring, with_lse=s_aux is not None)
+    if s_aux is not None and lse is not None:  # the sink takes its share of the weights and gives nothing
+        out = out * torch.sigmoid(lse - s_aux.float())[..., None].to(out.dtype)
+    return out[None], None
 
 
-def _expansion(module: Any) -> Callable[[torch.Tensor, torch.Tensor], KeyValue] | None:
+def _expansion(module: Any) -> Expansion | None:
     """How a module of multi-head latent attention makes keys and values of the latents that it caches; else None."""
     if not hasattr(module, "expand_kv"):
         return None

@@ -1,4 +1,4 @@
-"""Attention of one segment's queries over its request's keys, on several kernels behind one small interface.
+"""Attention of a step's queries over their requests' keys, on torch's kernels behind one small interface.
 
 ``Scoring`` alone decides which keys a query may see. An L x C mask is never made: only blocks at the border of what is
 visible are masked. Results over different keys are merged by their log-sum-exps. Nothing here knows transformers.
@@ -6,7 +6,8 @@ visible are masked. Results over different keys are merged by their log-sum-exps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
 from actorpp.errors import ConfigError
-from actorpp.stages.kv import KeyValue
+from actorpp.stages.history import History, LayerKV, PackedSegment
 
 BLOCK_ROWS = 128
 BLOCK_KEYS = 2048
@@ -56,64 +57,59 @@ class Scoring(NamedTuple):
         return visible if self.window is None else visible & (distance < self.window)
 
 
-class History:
-    """One request's keys and values in one layer, in position order, read in place.
-
-    Args:
-        runs: Keys (kv_heads, m, key_dim) and values (kv_heads, m, value_dim) as they are stored.
-        expand: Makes keys and values out of what is stored, if that is something else (latents).
-    """
-
-    def __init__(
-        self, runs: Sequence[KeyValue], expand: Callable[[torch.Tensor, torch.Tensor], KeyValue] | None = None
-    ) -> None:
-        self.expand = expand
-        self.length = sum(keys.shape[1] for keys, _ in runs)
-        self._runs = runs
-
-    @property
-    def one_width(self) -> bool:
-        """Whether keys and values are equally wide and stored as such."""
-        return self.expand is None and self._runs[0][0].shape[-1] == self._runs[0][1].shape[-1]
-
-    def pieces(self, wanted: range, longest: int | None = None) -> Iterator[tuple[range, KeyValue]]:
-        """Keys and values at the ``wanted`` positions, as views unless expanded, at most ``longest`` at a time."""
-        start = 0
-        for keys, values in self._runs:
-            end = start + keys.shape[1]
-            lo, hi = max(wanted.start, start), min(wanted.stop, end)
-            step = longest or max(hi - lo, 1)
-            for first in range(lo, hi, step):
-                last = min(first + step, hi)
-                stored = keys[:, first - start : last - start], values[:, first - start : last - start]
-                yield range(first, last), self.expand(*stored) if self.expand else stored
-            start = end
-
-    def join(self, wanted: range) -> KeyValue:
-        """One tensor of keys and one of values; a copy only if they lie in several runs."""
-        found = [pair for _, pair in self.pieces(wanted)]
-        if len(found) == 1:
-            return found[0]
-        return torch.cat([keys for keys, _ in found], dim=1), torch.cat([values for _, values in found], dim=1)
-
-
 class AttentionBackend(Protocol):
-    """Attention of one segment's queries over its request's keys."""
+    """Attention of a packed step's queries over their requests' keys."""
 
-    def attend(
-        self, query: torch.Tensor, history: History, scoring: Scoring, *, with_lse: bool = False
+    def attend_step(
+        self, query: torch.Tensor, kv: LayerKV, scoring: Scoring, *, with_lse: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Softmax attention over the keys that ``scoring`` lets each query see.
 
         Args:
-            query: (heads, n, key_dim), at the last n positions of the history, whose last n keys are their own.
-            history: Keys and values for kv_heads, a divisor of heads.
+            query: (heads, T, key_dim), the tokens of all segments; ``kv`` has their keys already. Its kv_heads divide
+                heads.
             with_lse: Whether the log-sum-exp is wanted.
+
+        Returns:
+            (T, heads, value_dim), and the float32 log-sum-exp of the scores (T, heads) or None.
+        """
+        ...
+
+
+class SegmentBackend(ABC):
+    """A backend that computes one segment after the other."""
+
+    @abstractmethod
+    def attend(
+        self, query: torch.Tensor, history: History, scoring: Scoring, *, with_lse: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same for one segment.
+
+        Args:
+            query: (heads, n, key_dim), at the last n positions of the history, whose last n keys are their own.
 
         Returns:
             (heads, n, value_dim), and the float32 log-sum-exp of the scores (heads, n) or None.
         """
-        ...
+
+    def attend_step(
+        self, query: torch.Tensor, kv: LayerKV, scoring: Scoring, *, with_lse: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See ``AttentionBackend``."""
+        return self._attend_each(query, kv, kv.layout.segments, scoring, with_lse)
+
+    def _attend_each(
+        self, query: torch.Tensor, kv: LayerKV, segments: Sequence[PackedSegment], scoring: Scoring, with_lse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """These segments, one after the other: (their tokens, heads, value_dim) and (their tokens, heads)."""
+        outs, sums = [], []
+        for segment in segments:
+            own = query[:, segment.offset : segment.offset + segment.length]
+            out, lse = self.attend(own, kv.history(segment), scoring, with_lse=with_lse)
+            outs.append(out)
+            if lse is not None:
+                sums.append(lse)
+        return _join(outs).transpose(0, 1), _join(sums).transpose(0, 1) if sums else None
 
 
 def merge(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,11 +123,16 @@ def merge(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Ten
     """
     lse = torch.logsumexp(torch.stack([part for _, part in parts]), dim=0)
     known = lse.clamp_min(_LOWEST)
-    weighted = [out.float() * torch.exp(part - known)[..., None] for out, part in parts]
-    return torch.stack(weighted).sum(dim=0), lse
+    total: torch.Tensor | None = None
+    for out, part in parts:
+        weighted = out.float() * torch.exp(part - known)[..., None]
+        total = weighted if total is None else total.add_(weighted)
+    if total is None:
+        raise ValueError("there is nothing to merge")
+    return total, lse
 
 
-class BlockBackend:
+class BlockBackend(SegmentBackend):
     """Plain matrix products over blocks of rows and keys: computes every kind of scoring, on any device.
 
     Blocks of keys are the outer loop, so that latents are expanded once per segment and never all at the same time.
@@ -141,7 +142,7 @@ class BlockBackend:
     def attend(
         self, query: torch.Tensor, history: History, scoring: Scoring, *, with_lse: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See ``AttentionBackend``."""
+        """See ``SegmentBackend``."""
         n = query.shape[1]
         past = history.length - n
         blocks: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * -(-n // BLOCK_ROWS)
@@ -163,19 +164,40 @@ class BlockBackend:
         return out, torch.cat([lse for _, lse in found], dim=1) if with_lse else None
 
 
-class FlashBackend:
+class FlashBackend(SegmentBackend):
     """torch's flash kernel for CPUs: the history without a mask, the queries' own keys causally, merged by their sums.
 
     No matrix of scores is ever made. In the history the heads of a group are folded into the rows, so that its keys are
     not repeated. On one core this took two thirds of the time of plain matrix products over blocks of rows, and of one
     masked call (1024 queries over 4096 keys, 9 heads over 3, float32 and bfloat16). Where a window hides keys, the
-    rows go in masked blocks. What the kernel has no word for goes to ``BlockBackend``.
+    rows go in masked blocks. What the kernel has no word for goes to ``BlockBackend``. Requests that decode with short
+    histories go in one call.
     """
+
+    def attend_step(
+        self, query: torch.Tensor, kv: LayerKV, scoring: Scoring, *, with_lse: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See ``AttentionBackend``."""
+        short = kv.layout.short_decodes if kv.one_width and scoring.softcap is None else None
+        if short is None:
+            return super().attend_step(query, kv, scoring, with_lse=with_lse)
+        keys, values = short.gather(kv.keys, kv.values)
+        kv_heads, width = keys.shape[1], query.shape[2]
+        rows = query[:, short.rows].transpose(0, 1).reshape(-1, kv_heads, query.shape[0] // kv_heads, width)
+        out, lse = _flash(rows, keys, values, scoring, causal=False, bias=short.bias(scoring.window, query.dtype))
+        out, lse = out.flatten(1, 2), lse.flatten(1, 2)
+        if others := kv.layout.others:
+            rest, rest_lse = self._attend_each(query, kv, others, scoring, with_lse)
+            rest_rows = torch.cat([torch.arange(s.offset, s.offset + s.length) for s in others])
+            order = torch.cat((short.rows, rest_rows)).argsort()
+            out = torch.cat((out, rest))[order]
+            lse = lse if rest_lse is None else torch.cat((lse, rest_lse))[order]
+        return out, lse if with_lse else None
 
     def attend(
         self, query: torch.Tensor, history: History, scoring: Scoring, *, with_lse: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See ``AttentionBackend``."""
+        """See ``SegmentBackend``."""
         n = query.shape[1]
         past = history.length - n
         if scoring.softcap is not None or not history.one_width:
@@ -193,18 +215,19 @@ class FlashBackend:
             keys, values = history.join(range(past, past + n))
             repeats = query.shape[0] // keys.shape[0]
             keys, values = keys.repeat_interleave(repeats, 0), values.repeat_interleave(repeats, 0)
-            parts.append(_flash(query, keys, values, scoring, causal=True))
+            out, lse = _flash(query[None], keys[None], values[None], scoring, causal=True)
+            parts.append((out[0], lse[0]))
         out, lse = parts[0] if len(parts) == 1 else merge(parts)
         return out.to(query.dtype), lse if with_lse else None
 
 
-class SdpaBackend:
+class SdpaBackend(SegmentBackend):
     """torch's scaled_dot_product_attention: the reference on any device, and the default on CUDA."""
 
     def attend(
         self, query: torch.Tensor, history: History, scoring: Scoring, *, with_lse: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See ``AttentionBackend``. On CUDA the fused kernels know the causal rule; elsewhere rows go in blocks."""
+        """See ``SegmentBackend``. On CUDA the fused kernels know the causal rule; elsewhere rows go in blocks."""
         if with_lse or scoring.softcap is not None or history.expand is not None:
             return BlockBackend().attend(query, history, scoring, with_lse=with_lse)
         n = query.shape[1]
@@ -279,8 +302,9 @@ def _folded_flash(
     if mask is not None:
         bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
         bias = bias.repeat(heads // keys.shape[0], 1)
-    out, lse = _flash(folded, keys, values, scoring, causal=False, bias=bias)
-    return out.reshape(heads, n, -1), lse.reshape(heads, n)
+        bias = bias[None, None]
+    out, lse = _flash(folded[None], keys[None], values[None], scoring, causal=False, bias=bias)
+    return out[0].reshape(heads, n, -1), lse[0].reshape(heads, n)
 
 
 def _flash(
@@ -292,14 +316,12 @@ def _flash(
     causal: bool,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The kernel on (heads, n, width) tensors: output and float32 log-sum-exp (heads, n)."""
+    """The kernel on (batch, heads, n, width) tensors: output and float32 log-sum-exp (batch, heads, n)."""
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query[None],
-        keys[None],
-        values[None],
-        0.0,
-        causal,
-        attn_mask=None if bias is None else bias[None, None],
-        scale=scoring.scaling,
+        query, keys, values, 0.0, causal, attn_mask=bias, scale=scoring.scaling
     )
-    return out[0], lse[0]
+    return out, lse
+
+
+def _join(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -113,10 +113,9 @@ class KVArena:
         self._keys[layer].index_copy_(1, slots, keys)
         self._values[layer].index_copy_(1, slots, values)
 
-    def views(self, layer: int, runs: Iterable[Run]) -> list[KeyValue]:
-        """Keys (key_heads, n, key_dim) and values (value_heads, n, value_dim) of each run, in place."""
-        keys, values = self._keys[layer], self._values[layer]
-        return [(keys.narrow(1, run.slot, run.length), values.narrow(1, run.slot, run.length)) for run in runs]
+    def tensors(self, layer: int) -> KeyValue:
+        """A layer's keys (key_heads, slots, key_dim) and values (value_heads, slots, value_dim)."""
+        return self._keys[layer], self._values[layer]
 
     def page(self, page: int) -> list[torch.Tensor]:
         """Views (heads, page_size, width) of every tensor's part of one page: what a copy of the page would move."""

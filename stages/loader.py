@@ -24,6 +24,7 @@ from transformers.utils import logging as hf_logging
 from actorpp.errors import CheckpointError, UnsupportedModelError
 from actorpp.stages.attention import ATTENTION_NAME, register
 from actorpp.stages.config import check_config, choose_dtype
+from actorpp.stages.linears import PackedLinear, pack_linears
 from actorpp.stages.spec import StageSpec
 
 # transformers sets process-wide state while it loads (default dtype, names of tied weights): one load at a time.
@@ -89,9 +90,14 @@ def load_stage_model(spec: StageSpec) -> LoadedModel:
             raise CheckpointError(f"{spec.model_path}: {_line(error)}") from error
         _check_keys(info, _state_shapes(whole, config).keys(), spec.model_path)
         _fix_longrope(model, spec.context_length)
-    layers = getattr(model, model.base_model_prefix).layers
+    base = getattr(model, model.base_model_prefix)
     storages = {p.untyped_storage().data_ptr(): p.nbytes for p in model.parameters()}
-    return LoadedModel(model, layers[spec.lo], sum(storages.values()))
+    pack_linears(model)
+    if isinstance(model.get_output_embeddings(), PackedLinear) and not spec.is_first:
+        _pass_through(
+            base, lambda name, module: module is base.get_input_embeddings()
+        )  # tied, it was there for the head
+    return LoadedModel(model, base.layers[spec.lo], sum(storages.values()))
 
 
 def device_dtype(spec: StageSpec, config: Any) -> str:

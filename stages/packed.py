@@ -7,37 +7,24 @@ one with explicit positions; only the cache and the attention function know the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
 
+from actorpp.stages.history import Expansion, LayerKV, PackedSegment, StepLayout
 from actorpp.stages.kv import KeyValue, KVArena, LayerShape, PageTable, Run
-
-
-class PackedSegment(NamedTuple):
-    """One segment in the packed row.
-
-    Attributes:
-        offset: Where its tokens begin in the row.
-        length: Its tokens.
-        runs: Where the keys of all its request's tokens lie, up to and with the segment's own.
-    """
-
-    offset: int
-    length: int
-    runs: list[Run]
 
 
 class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     """What a model takes for its KV cache during one step: ``update`` files new keys and values in the arena.
 
-    It returns the new ones alone; the attention function reads the history from ``history``.
+    It returns the new ones alone; the attention function reads everything from ``layer``.
     """
 
-    def __init__(self, segments: Sequence[PackedSegment], arena: KVArena, slots: torch.Tensor) -> None:
+    def __init__(self, layout: StepLayout, arena: KVArena, slots: torch.Tensor) -> None:
         super().__init__(layers=[])
-        self.segments = segments
+        self.layout = layout
         self._arena = arena
         self._slots = slots
 
@@ -48,9 +35,9 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         self._arena.write(layer_idx, self._slots, key_states[0], value_states[0])
         return key_states, value_states
 
-    def history(self, layer: int, segment: PackedSegment) -> list[KeyValue]:
-        """Keys and values (heads, n, width) of the segment's request, its own tokens last, as views per run."""
-        return self._arena.views(layer, segment.runs)
+    def layer(self, index: int, expand: Expansion | None) -> LayerKV:
+        """All that is stored of a layer, with the step's own tokens."""
+        return LayerKV(self.layout, *self._arena.tensors(index), expand)
 
 
 class ProbeCache(PackedCache):
@@ -58,9 +45,10 @@ class ProbeCache(PackedCache):
 
     def __init__(self, length: int) -> None:
         Cache.__init__(self, layers=[])
-        self.segments = [PackedSegment(0, length, [])]
+        segment = PackedSegment(0, length, [Run(0, 0, length)])
+        self.layout = StepLayout([segment], length, torch.device("cpu"))
         self.shapes: dict[int, LayerShape] = {}
-        self._newest: KeyValue | None = None
+        self._newest: KeyValue = (torch.empty(0), torch.empty(0))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -71,9 +59,9 @@ class ProbeCache(PackedCache):
         self._newest = (key_states[0], value_states[0])
         return key_states, value_states
 
-    def history(self, layer: int, segment: PackedSegment) -> list[KeyValue]:
-        """The layer's new keys and values: a probe has no past."""
-        return [] if self._newest is None else [self._newest]
+    def layer(self, index: int, expand: Expansion | None) -> LayerKV:
+        """The layer's new keys and values, as an arena of one page: a probe has no past."""
+        return LayerKV(self.layout, *self._newest, expand)
 
 
 def pack(parts: Sequence[tuple[PageTable, int, int]], arena: KVArena) -> tuple[PackedCache, torch.Tensor]:
@@ -95,5 +83,6 @@ def pack(parts: Sequence[tuple[PageTable, int, int]], arena: KVArena) -> tuple[P
         positions.append(torch.arange(start, start + length))
         slots += [torch.arange(run.slot, run.slot + run.length) for run in table.runs(start, start + length)]
         offset += length
-    cache = PackedCache(segments, arena, torch.cat(slots).to(arena.device, non_blocking=True))
+    layout = StepLayout(segments, arena.page_size, arena.device)
+    cache = PackedCache(layout, arena, torch.cat(slots).to(arena.device, non_blocking=True))
     return cache, torch.cat(positions)[None].to(arena.device, non_blocking=True)

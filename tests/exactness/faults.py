@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -51,10 +52,10 @@ def _page_is_lost(parts: Parts, arena: KVArena) -> tuple[PackedCache, torch.Tens
     """The page before the chunk is not read."""
     cache, positions = pack(parts, arena)
     segments = []
-    for segment, (table, start, length) in zip(cache.segments, parts, strict=True):
+    for segment, (table, start, length) in zip(cache.layout.segments, parts, strict=True):
         before = table.runs(0, max(0, start - arena.page_size))
         segments.append(segment._replace(runs=before + table.runs(start, start + length)))
-    cache.segments = segments
+    cache.layout = replace(cache.layout, segments=segments)
     return cache, positions
 
 

@@ -8,24 +8,26 @@ import pytest
 import torch
 
 from actorpp.errors import ConfigError, UnsupportedModelError
+from actorpp.stages import backends
 from actorpp.stages.attention import packed_attention
 from actorpp.stages.backends import (
     BLOCK_KEYS,
-    AttentionBackend,
     BlockBackend,
     FlashBackend,
-    History,
     Scoring,
     SdpaBackend,
+    SegmentBackend,
     choose_backend,
     merge,
 )
+from actorpp.stages.history import GATHERED_KEYS, History, LayerKV, PackedSegment, StepLayout
+from actorpp.stages.kv import PageTable
 from actorpp.stages.packed import ProbeCache
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 16
 SCALING = 0.3
 PLAIN = Scoring(SCALING)
-BACKENDS = [FlashBackend(), SdpaBackend(), BlockBackend()]
+BACKENDS: list[SegmentBackend] = [FlashBackend(), SdpaBackend(), BlockBackend()]
 
 
 def _tensors(n: int, total: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -58,7 +60,7 @@ def _plain(
     "scoring",
     [PLAIN, PLAIN._replace(softcap=0.5)] + [PLAIN._replace(window=window) for window in (1, 5, 128, 129, 300, 700)],
 )
-def test_output_and_log_sum_exp_are_right(backend: AttentionBackend, n: int, total: int, scoring: Scoring) -> None:
+def test_output_and_log_sum_exp_are_right(backend: SegmentBackend, n: int, total: int, scoring: Scoring) -> None:
     query, keys, values = _tensors(n, total)
     history = History([(keys, values)])
     out, lse = backend.attend(query, history, scoring, with_lse=True)
@@ -75,7 +77,7 @@ def test_output_and_log_sum_exp_are_right(backend: AttentionBackend, n: int, tot
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cuts", [[100, 200], [290, 301, 340], [1, 2, 399]])
 @pytest.mark.parametrize("window", [None, 60, 310])
-def test_history_in_several_runs_equals_one_run(backend: AttentionBackend, cuts: list[int], window: int | None) -> None:
+def test_history_in_several_runs_equals_one_run(backend: SegmentBackend, cuts: list[int], window: int | None) -> None:
     """Runs may end within the queries' own keys, too: those begin at 300. Windows reach across their borders."""
     query, keys, values = _tensors(100, 400)
     scoring = PLAIN._replace(window=window)
@@ -87,7 +89,7 @@ def test_history_in_several_runs_equals_one_run(backend: AttentionBackend, cuts:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_stored_latents_are_expanded_piece_by_piece(backend: AttentionBackend) -> None:
+def test_stored_latents_are_expanded_piece_by_piece(backend: SegmentBackend) -> None:
     """What is stored is a third of the keys, and values are narrower than keys; no piece is longer than a block."""
     query, _, _ = _tensors(40, 40)
     latents = torch.randn(1, 5000, 5, generator=torch.Generator().manual_seed(3))
@@ -122,7 +124,7 @@ def test_merge_joins_disjoint_keys() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_bfloat16_keeps_its_type(backend: AttentionBackend) -> None:
+def test_bfloat16_keeps_its_type(backend: SegmentBackend) -> None:
     query, keys, values = (tensor.bfloat16() for tensor in _tensors(40, 200))
     out, _ = backend.attend(query, History([(keys, values)]), PLAIN)
     assert out.dtype == torch.bfloat16
@@ -134,6 +136,69 @@ def test_auto_takes_the_flash_kernel_on_cpus_only() -> None:
     assert isinstance(choose_backend("auto", torch.device("cuda")), SdpaBackend)
     with pytest.raises(ConfigError, match="CPU kernel"):
         choose_backend("flash", torch.device("cuda"))
+
+
+PAGE = 16
+
+
+def _step(lengths: list[tuple[int, int]], seed: int = 5) -> tuple[torch.Tensor, LayerKV]:
+    """Queries and keys of segments (keys, own tokens) in interleaved pages; what no request owns is NaN."""
+    most = max(-(-total // PAGE) for total, _ in lengths)
+    slots = most * PAGE * len(lengths)
+    generator = torch.Generator().manual_seed(seed)
+    keys, values = (torch.full((KV_HEADS, slots, WIDTH), torch.nan) for _ in range(2))
+    segments, offset = [], 0
+    for index, (total, own) in enumerate(lengths):
+        runs = PageTable(range(index, most * len(lengths), len(lengths)), PAGE).runs(0, total)
+        segments.append(PackedSegment(offset, own, runs))
+        offset += own
+        for side in (keys, values):
+            side[:, segments[-1].slots()] = torch.randn(KV_HEADS, total, WIDTH, generator=generator)
+    query = torch.randn(HEADS, offset, WIDTH, generator=generator)
+    return query, LayerKV(StepLayout(segments, PAGE, torch.device("cpu")), keys, values)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("scoring", [PLAIN, PLAIN._replace(window=20), PLAIN._replace(softcap=0.5)])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [(1, 1), (40, 1), (7, 1)],
+        [(33, 1), (50, 20), (GATHERED_KEYS + 1, 1), (12, 1), (3, 3), (GATHERED_KEYS, 1)],
+        [(40, 1), (5, 5)],
+    ],
+)
+def test_a_step_gives_each_segment_its_own_attention(
+    backend: SegmentBackend, scoring: Scoring, lengths: list[tuple[int, int]]
+) -> None:
+    """Decode tokens with short histories, which may go in one call, stand among chunks and long histories."""
+    query, kv = _step(lengths)
+    out, lse = backend.attend_step(query, kv, scoring, with_lse=True)
+    assert lse is not None
+    for segment in kv.layout.segments:
+        own = slice(segment.offset, segment.offset + segment.length)
+        keys, values = kv.history(segment).join(range(segment.keys))
+        exact, exact_lse = _plain(query[:, own], keys, values, scoring)
+        torch.testing.assert_close(out[own].double(), exact.transpose(0, 1), rtol=0, atol=2e-6)
+        torch.testing.assert_close(lse[own].double(), exact_lse.transpose(0, 1), rtol=0, atol=2e-6)
+    without, none = backend.attend_step(query, kv, scoring)
+    torch.testing.assert_close(without, out, rtol=0, atol=2e-6)
+    assert none is None
+
+
+def test_sixteen_short_requests_decode_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def counted(*args: object, **kwargs: object) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal calls
+        calls += 1
+        return flash(*args, **kwargs)  # type: ignore[arg-type]
+
+    flash = backends._flash
+    monkeypatch.setattr(backends, "_flash", counted)
+    query, kv = _step([(64 + 3 * index, 1) for index in range(16)])
+    FlashBackend().attend_step(query, kv, PLAIN)
+    assert calls == 1
 
 
 @pytest.mark.parametrize("keyword", ["something_new", "local_attention"])

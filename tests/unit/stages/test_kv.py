@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from actorpp.errors import ProtocolError
+from actorpp.stages.history import LayerKV, PackedSegment, StepLayout
 from actorpp.stages.kv import KVArena, LayerShape, PageTable, Run
 
 
@@ -40,11 +41,13 @@ def test_history_is_a_view_of_what_was_written() -> None:
     keys, values = torch.randn(2, 6, 4), torch.randn(2, 6, 6)
     slots = torch.cat([torch.arange(run.slot, run.slot + run.length) for run in table.runs(0, 6)])
     arena.write(0, slots, keys, values)
-    views = arena.views(0, table.runs(0, 6))
-    assert len(views) == 2
-    assert torch.equal(torch.cat([k for k, _ in views], dim=1), keys)
-    assert torch.equal(torch.cat([v for _, v in views], dim=1), values)
-    assert views[0][0].data_ptr() == arena.page(2)[0].data_ptr()
+    segment = PackedSegment(0, 6, table.runs(0, 6))
+    history = LayerKV(StepLayout([segment], 4, arena.device), *arena.tensors(0)).history(segment)
+    assert history.length == 6
+    pieces = [stored for _, stored in history.pieces(range(6))]
+    assert len(pieces) == 2
+    assert all(torch.equal(mine, side) for mine, side in zip(history.join(range(6)), (keys, values), strict=True))
+    assert pieces[0][0].data_ptr() == arena.page(2)[0].data_ptr()
 
 
 def test_poison_reaches_the_named_pages_alone() -> None:
