@@ -6,14 +6,13 @@ How a request gets there (checks, tokenising, submission) is the gateway's busin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from actorpp.serving.api import (
-    Event,
     Finished,
     FinishReason,
     Progress,
@@ -26,6 +25,8 @@ from actorpp.serving.logprobs import TokenLogprob
 from actorpp.serving.request import CompletionRequest
 from actorpp.serving.stopping import OutputText
 from actorpp.serving.tokenizer import TextCodec
+
+T = TypeVar("T")
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -183,7 +184,7 @@ class Completion:
         results: dict[int, CompletionOutput] = {}
         prompt_logprobs: list[TokenLogprob | None] = [None]
         try:
-            async with aclosing(_merged(self._handles)) as events:
+            async with aclosing(merged(self._handles)) as events:
                 async for index, event in events:
                     match event:
                         case Progress():
@@ -220,9 +221,16 @@ def output_text(codec: TextCodec | None, request: CompletionRequest) -> OutputTe
     )
 
 
-async def _merged(handles: list[RequestHandle]) -> AsyncGenerator[tuple[int, Event]]:
-    """The events of all handles as they come, each with its handle's number."""
-    iterators = [aiter(handle) for handle in handles]
+async def merged(sources: Sequence[AsyncIterable[T]]) -> AsyncGenerator[tuple[int, T]]:
+    """The events of all sources as they come, each with its source's number. Closing it closes them."""
+    iterators = [aiter(source) for source in sources]
+    if len(iterators) == 1:  # the usual case, at the price of no task
+        try:
+            async for event in iterators[0]:
+                yield 0, event
+        finally:
+            await _closed(iterators)
+        return
     waiting = {asyncio.ensure_future(anext(iterator)): index for index, iterator in enumerate(iterators)}
     try:
         while waiting:
@@ -241,6 +249,10 @@ async def _merged(handles: list[RequestHandle]) -> AsyncGenerator[tuple[int, Eve
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        for iterator in iterators:
-            if isinstance(iterator, AsyncGenerator):
-                await iterator.aclose()
+        await _closed(iterators)
+
+
+async def _closed(iterators: Sequence[AsyncIterator[T]]) -> None:
+    for iterator in iterators:
+        if isinstance(iterator, AsyncGenerator):
+            await iterator.aclose()

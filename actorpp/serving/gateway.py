@@ -7,23 +7,24 @@ known of a request under way is its ``Completion``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-from actorpp.errors import DeadlineExceededError, InvalidRequestError, RequestError
+import msgspec
+
+from actorpp.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, RequestError
 from actorpp.serving.api import EngineLike, EngineStats, RequestHandle
 from actorpp.serving.completion import Completion, output_text
-from actorpp.serving.request import CompletionRequest, check_fits
+from actorpp.serving.offloop import OffLoop
+from actorpp.serving.request import CompletionRequest, TokenizeRequest, check_fits
 from actorpp.serving.tokenizer import TextCodec
-
-# Texts that are tokenised at once; more wait their turn, so that many long texts leave cores to the stages.
-TOKENIZER_THREADS = 2
 
 # Log-probabilities of one request, alternatives included: so that its answer fits one message to a client.
 MAX_LOGPROBS = 250_000
+
+DRAIN_CHECK_S = 0.05
 
 T = TypeVar("T")
 
@@ -49,24 +50,24 @@ class Gateway:
         self.engine = engine
         self.model_name = model_name
         self._codec: TextCodec | None = None
-        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
-        self._running: set[Future[Any]] = set()
+        self._texts = OffLoop()
+        self._draining = False
 
     async def __aenter__(self) -> Gateway:
         """Read the tokenizer. Raises CheckpointError."""
         tokenizer_file = self.engine.checkpoint.tokenizer
         try:
             if tokenizer_file is not None:
-                self._codec = await self._off_loop(lambda: TextCodec(tokenizer_file))
+                self._codec = await self._texts.run(lambda: TextCodec(tokenizer_file), 0)
         except BaseException:
-            self._end_threads()
+            self._texts.close()
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end_threads()
+        self._texts.close()
 
     @property
     def codec(self) -> TextCodec | None:
@@ -82,11 +83,59 @@ class Gateway:
         """The engine's figures at this moment."""
         return self.engine.stats()
 
-    async def prepare(self, request: CompletionRequest) -> Prepared:
+    # --- the end ---
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused because the server is about to stop."""
+        return self._draining
+
+    async def drain(self) -> None:
+        """Take no new request, and wait until those under way have ended."""
+        self._draining = True
+        while (stats := self.stats()).requests_running or stats.requests_waiting:  # noqa: ASYNC110 - of no one's making
+            await asyncio.sleep(DRAIN_CHECK_S)
+
+    # --- text and ids ---
+
+    async def tokenize(self, request: TokenizeRequest) -> list[int]:
+        """The ids that a request with this text, or chat, would give the engine. Raises InvalidRequestError."""
+        _, ids = await self._tokenised(request)
+        return ids
+
+    async def detokenize(self, ids: list[int]) -> str:
+        """The text of ``ids``, special tokens included. Raises InvalidRequestError."""
+        codec = self._require_codec("tokens")
+        vocab = codec.tokenizer.get_vocab_size()
+        if ids and max(ids) >= vocab:
+            raise InvalidRequestError(f"tokens: ids must lie in 0-{vocab - 1}", param="tokens")
+        return await self.off_loop(lambda: codec.decode(ids, skip_special_tokens=False), 4 * len(ids))
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """The tokenizer's configuration, with its special tokens as text and its chat template."""
+        codec = self._require_codec("tokenizer")
+        return {**codec.config, **codec.special_tokens, "chat_template": codec.chat_template}
+
+    def token_text(self, token: int) -> str:
+        """One token's text; without a tokenizer, and for ids outside it, its number."""
+        return f"token_id:{token}" if self._codec is None else self._codec.token_text(token)
+
+    async def off_loop(self, work: Callable[[], T], size: int) -> T:
+        """Run ``work()``, on about ``size`` characters, in a thread for such things."""
+        return await self._texts.run(work, size)
+
+    def _require_codec(self, param: str) -> TextCodec:
+        if self._codec is None:
+            raise InvalidRequestError("the model has no tokenizer: give prompt_tokens", param=param)
+        return self._codec
+
+    # --- requests ---
+    async def prepare(self, request: CompletionRequest, room: int | None = None) -> Prepared:
         """Tokenise and check; needs of the engine only that its model is located.
 
         Args:
             request: From ``parse_request``.
+            room: Output tokens at most of a request that does not say how many; None is all there is room for.
 
         Raises:
             InvalidRequestError, ContextLengthExceededError: It can never be completed.
@@ -94,6 +143,8 @@ class Gateway:
         prompt, prompt_ids = await self._tokenised(request)
         if request.stop_strings and self._codec is None:
             raise InvalidRequestError("the model has no tokenizer: give stop_token_ids", param="stop")
+        if request.max_tokens is None and room is not None:
+            request = msgspec.structs.replace(request, max_tokens=self._room(len(prompt_ids), room))
         check_fits(prompt_ids, request.params(), self.engine.checkpoint.vocab_size, self.context_length)
         max_tokens = request.max_tokens or self.context_length - len(prompt_ids)
         logprobs = _count(request.logprobs, request.n * max_tokens)
@@ -106,20 +157,24 @@ class Gateway:
             )
         return Prepared(request, prompt, prompt_ids)
 
-    async def complete(self, request: CompletionRequest, deadline_s: float | None = None) -> Completion:
+    async def complete(
+        self, request: CompletionRequest, deadline_s: float | None = None, room: int | None = None
+    ) -> Completion:
         """Tokenise and submit; returns once the engine has accepted.
 
         Args:
             request: From ``parse_request``.
             deadline_s: Seconds from now until it ends with DeadlineExceededError.
+            room: As in ``prepare``.
 
         Raises:
             InvalidRequestError, ContextLengthExceededError, OverloadedError, DeadlineExceededError.
         """
+        self._refuse_when_draining()
         deadline = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
         try:
             async with asyncio.timeout_at(deadline):  # a long text, or long ones before it
-                prepared = await self.prepare(request)
+                prepared = await self.prepare(request, room)
         except TimeoutError:
             raise DeadlineExceededError(
                 "the deadline passed while the prompt was tokenised", param="deadline_ms"
@@ -136,6 +191,7 @@ class Gateway:
             OverloadedError: The queue is full.
             StageFailedError: The pipeline has failed.
         """
+        self._refuse_when_draining()
         request, prompt_ids = prepared.request, prepared.prompt_ids
         handles: list[RequestHandle] = []
         try:
@@ -149,32 +205,38 @@ class Gateway:
             raise
         return Completion(request, handles, prepared.prompt, prompt_ids, self._codec)
 
-    async def _tokenised(self, request: CompletionRequest) -> tuple[str | None, list[int]]:
+    def _room(self, prompt_len: int, room: int) -> int:
+        """Output tokens of a request that does not say how many: what it may have, and what fits."""
+        stats = self.stats()
+        # The window is over the async depth, for which the scheduler reserves pages too.
+        cache = stats.pages_total * stats.page_size - stats.window
+        return max(1, min(room, self.context_length - prompt_len, cache - prompt_len))
+
+    def _refuse_when_draining(self) -> None:
+        if self._draining:
+            raise OverloadedError("the server is stopping: it takes no new requests")
+
+    async def _tokenised(self, request: CompletionRequest | TokenizeRequest) -> tuple[str | None, list[int]]:
         """The prompt's text, if it is one, and its ids."""
-        if request.prompt_tokens is not None:
+        if isinstance(request, CompletionRequest) and request.prompt_tokens is not None:
             return None, request.prompt_tokens
-        codec = self._codec
-        if codec is None:
-            raise InvalidRequestError("the model has no tokenizer: give prompt_tokens", param="prompt")
+        codec = self._require_codec("prompt")
+        special, messages, text = request.add_special_tokens, request.messages, request.prompt or ""
 
         def tokenise() -> tuple[str, list[int]]:
-            if request.messages is None:
-                text = request.prompt or ""
-                return text, codec.encode(text)
-            text = codec.render_chat(request.messages)
-            return text, codec.encode(text, add_special_tokens=False)  # the template writes them itself
+            if messages is None:
+                return text, codec.encode(text, add_special_tokens=special is not False)
+            chat = codec.render_chat(messages, tools=request.tools, **request.chat_template_kwargs)
+            return chat, codec.encode(chat, add_special_tokens=special is True)  # the template writes them itself
 
-        return await self._off_loop(tokenise)
+        size = len(text) if messages is None else sum(_size(message) for message in messages)
+        return await self.off_loop(tokenise, size)
 
-    async def _off_loop(self, work: Callable[[], T]) -> T:
-        running = self._threads.submit(work)
-        self._running.add(running)
-        running.add_done_callback(self._running.discard)
-        return await asyncio.wrap_future(running)
 
-    def _end_threads(self) -> None:
-        """Leave no thread behind, but do not wait for a long text that nobody wants any more."""
-        self._threads.shutdown(wait=not self._running, cancel_futures=True)
+def _size(message: Mapping[str, Any]) -> int:
+    """About the characters of a message."""
+    content = message.get("content")
+    return len(content) if isinstance(content, str) else len(str(content))
 
 
 def _count(top: int | None, tokens: int) -> int:

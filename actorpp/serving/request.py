@@ -16,6 +16,7 @@ from actorpp.stages.messages import SamplingParams
 MAX_PROMPT_CHARS = 16_000_000  # of text or chat content; more than a million tokens
 MAX_PROMPT_TOKENS = 4_000_000
 MAX_MESSAGES = 4096
+MAX_TOOLS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_OUTPUTS = 128
@@ -82,12 +83,18 @@ class CompletionRequest(SamplingOptions, frozen=True, kw_only=True):
         prompt: Text, completed as it stands.
         prompt_tokens: Token ids.
         messages: A chat, through the model's template.
+        tools, chat_template_kwargs: What the template gets beside the messages.
+        add_special_tokens: Whether the tokenizer puts its own tokens around the text; unless given, not for a chat,
+            whose template writes them.
         priority: Among waiting requests lower goes first, equal ones in order of arrival.
     """
 
     prompt: Annotated[str, Meta(max_length=MAX_PROMPT_CHARS)] | None = None
     prompt_tokens: Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)] | None = None
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    add_special_tokens: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] = 0
 
     @property
@@ -121,6 +128,16 @@ class CompletionRequest(SamplingOptions, frozen=True, kw_only=True):
         )
 
 
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A text, or a chat, whose ids a client wants; fields as in CompletionRequest."""
+
+    prompt: Annotated[str, Meta(max_length=MAX_PROMPT_CHARS)] | None = None
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    add_special_tokens: bool | None = None
+
+
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -133,10 +150,15 @@ def checked(fields: dict[str, Any], type: type[S]) -> S:
     try:
         return msgspec.convert(fields, type, str_keys=True)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `")
-        field = re.search(r"\$\.(\w+)", path) or re.search(r"required field `(\w+)`", message)
-        param = field[1] if field else None
-        raise InvalidRequestError(f"{param or 'request'}: {message[0].lower()}{message[1:]}", param=param) from None
+        raise invalid_field(error) from None
+
+
+def invalid_field(error: msgspec.ValidationError) -> InvalidRequestError:
+    """msgspec's complaint as ours, with the field at fault."""
+    message, _, path = str(error).partition(" - at `")
+    field = re.search(r"\$\.(\w+)", path) or re.search(r"required field `(\w+)`", message)
+    param = field[1] if field else None
+    return InvalidRequestError(f"{param or 'request'}: {message[0].lower()}{message[1:]}", param=param)
 
 
 def parse_request(fields: dict[str, Any]) -> CompletionRequest:
@@ -147,12 +169,7 @@ def parse_request(fields: dict[str, Any]) -> CompletionRequest:
     """
     given_fields = {name: value for name, value in fields.items() if value is not None or name == "max_tokens"}
     request = checked(given_fields, CompletionRequest)
-    given = [name for name in ("prompt", "prompt_tokens", "messages") if getattr(request, name) is not None]
-    if len(given) != 1:
-        raise InvalidRequestError(
-            f"give exactly one of prompt, prompt_tokens and messages, not {' and '.join(given) or 'none'}",
-            param=given[1] if given else "prompt",
-        )
+    _check_prompt(request, ("prompt", "prompt_tokens", "messages"))
     if request.n > 1 and request.temperature == 0:
         raise InvalidRequestError("n: greedy outputs are all the same: give a temperature, or n = 1", param="n")
     if request.max_tokens is not None and request.min_tokens > request.max_tokens:
@@ -160,12 +177,28 @@ def parse_request(fields: dict[str, Any]) -> CompletionRequest:
             f"min_tokens: {request.min_tokens} is more than max_tokens, which is {request.max_tokens}",
             param="min_tokens",
         )
+    return request
+
+
+def parse_tokenize(fields: dict[str, Any]) -> TokenizeRequest:
+    """Check what a client wants ids of. Raises InvalidRequestError as ``parse_request``."""
+    request = checked(fields, TokenizeRequest)
+    _check_prompt(request, ("prompt", "messages"))
+    return request
+
+
+def _check_prompt(request: CompletionRequest | TokenizeRequest, names: tuple[str, ...]) -> None:
+    given = [name for name in names if getattr(request, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequestError(
+            f"give exactly one of {', '.join(names[:-1])} and {names[-1]}, not {' and '.join(given) or 'none'}",
+            param=given[1] if given else "prompt",
+        )
     if request.messages is not None:
         if not all(isinstance(message.get("role"), str) for message in request.messages):
             raise InvalidRequestError("messages: each needs a role", param="messages")
         if len(msgspec.json.encode(request.messages)) > MAX_PROMPT_CHARS:
             raise InvalidRequestError(f"messages: over {MAX_PROMPT_CHARS} bytes", param="messages")
-    return request
 
 
 def check_fits(prompt_ids: Sequence[int], params: GenerationParams, vocab_size: int, context_length: int) -> None:

@@ -37,10 +37,12 @@ class TextCodec:
         except Exception as error:  # tokenizers raises bare Exception
             raise CheckpointError(f"{tokenizer_file}: {error}") from None
         config = _read_json(tokenizer_file.with_name("tokenizer_config.json"))
+        self.config = config
         special = {**_read_json(tokenizer_file.with_name("special_tokens_map.json")), **config}
         self.special_tokens = {name: text for name in SPECIAL_NAMES if (text := _token_text(special.get(name)))}
         self.chat_template = _chat_template(tokenizer_file.parent, config)
         self._compiled: jinja2.Template | None = None
+        self._texts: dict[int, str] = {}  # of single tokens
         # A file may ask for truncation or padding that was meant for its training.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
@@ -51,31 +53,63 @@ class TextCodec:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def decode(self, ids: list[int]) -> str:
-        """The text of ``ids``, special tokens left out; bytes that are no UTF-8 become U+FFFD."""
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ``ids``, special tokens left out unless asked for; bytes that are no UTF-8 become U+FFFD."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def token_text(self, token: int) -> str:
-        """The text of one token by itself, special ones included; bytes that are no UTF-8 become U+FFFD."""
-        text: str = self.tokenizer.decode([token], skip_special_tokens=False)
+        """What one token adds to a text in whose middle it stands. Part of a character is U+FFFD."""
+        text = self._texts.get(token)
+        if text is None:
+            # Decoders treat the first token of a text differently (many strip its space), so one stands before it.
+            before = self.encode("a", add_special_tokens=False)
+            start = self.decode(before)
+            whole = self.decode([*before, token], skip_special_tokens=False)
+            text = whole[len(start) :] if whole.startswith(start) else self.decode([token], skip_special_tokens=False)
+            self._texts[token] = text
         return text
 
-    def render_chat(self, messages: list[dict[str, Any]]) -> str:
+    def render_chat(
+        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, **variables: Any
+    ) -> str:
         """The prompt of a chat that the model is to continue as the assistant; its special tokens are written out.
+
+        Args:
+            messages: Each with a ``role``. Content in parts of text becomes one text, a part a line.
+            tools: What the template tells the model of functions it may call.
+            variables: What else the template may ask for, like ``enable_thinking``.
 
         Raises:
             InvalidRequestError: The model has no template, or the template refuses these messages.
         """
         if self.chat_template is None:
             raise InvalidRequestError("the model has no chat template", param="messages")
-        plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        plain = [_plain(message) for message in messages]
         try:
             if self._compiled is None:
                 self._compiled = _environment().from_string(self.chat_template)
-            return self._compiled.render(messages=plain, add_generation_prompt=True, tools=None, **self.special_tokens)
+            known = {"messages": plain, "add_generation_prompt": True, "tools": tools or None, **self.special_tokens}
+            return self._compiled.render(variables | known)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
             raise InvalidRequestError(f"the chat template refuses the messages: {error}", param="messages") from None
+
+
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: no nulls, and its content one text."""
+    plain = {key: value for key, value in message.items() if value is not None}
+    if isinstance(content := plain.get("content"), list):
+        plain["content"] = "\n".join(_part_text(part) for part in content)
+    return plain
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(text := part.get("text"), str):
+        return text
+    raise InvalidRequestError(f"messages: content parts of text only, not {kind!r}", param="messages")
 
 
 class IncrementalDecoder:

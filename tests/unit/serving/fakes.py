@@ -240,7 +240,7 @@ class FakeEngine:
             steps_in_flight=0,
             window=4,
             pages_used=0,
-            pages_total=1,
+            pages_total=64,
             page_size=16,
             stages=(stage, stage),
         )

@@ -35,6 +35,7 @@ def test_every_field_reaches_the_engine() -> None:
     assert reached == fields | {"logit_bias": ((3, -100.0), (7, 1.5)), "stop_token_ids": (9,)}
     assert params.deadline_s == 2.5
     of_the_gateway = {"n", "prompt", "prompt_tokens", "messages", "stop", "include_stop_str_in_output"}
+    of_the_gateway |= {"tools", "chat_template_kwargs", "add_special_tokens"}
     assert set(fields) | of_the_gateway == set(CompletionRequest.__struct_fields__)
 
 

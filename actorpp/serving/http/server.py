@@ -1,0 +1,92 @@
+"""uvicorn in a loop that is someone else's: listens early, answers when there is a gateway, ends when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from actorpp.errors import ConfigError
+from actorpp.serving.gateway import Gateway
+from actorpp.serving.http.app import make_app
+from actorpp.serving.http.runs import Runs
+from actorpp.transport.addresses import check_bind, tcp_endpoint
+
+BACKLOG = 2048  # connections that the system accepts for us meanwhile
+END_S = 1  # for last answers to leave when the server closes
+
+
+class _Server(uvicorn.Server):
+    """Signals are the command line's business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """Bound from ``__enter__`` on, so that a taken port is known before a model is loaded; answers from ``serve`` on.
+
+    Args:
+        host, port: Where to listen; port 0 is any free one, see ``url``.
+        allow_remote: Let ``host`` be other than loopback.
+        api_key: What clients must give; None lets everybody in.
+        keep_alive_s: Seconds of silence in a stream after which a comment is sent; 0 for never.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        allow_remote: bool = False,
+        api_key: str | None = None,
+        keep_alive_s: float = 30.0,
+    ) -> None:
+        self._host, self._port = host, port
+        self._allow_remote = allow_remote
+        self._api_key = api_key
+        self._keep_alive_s = keep_alive_s
+
+    def __enter__(self) -> HttpServer:
+        """Bind. Raises ConfigError when the port is taken or the address is not allowed."""
+        check_bind(tcp_endpoint(self._host, self._port), self._allow_remote)
+        host = "127.0.0.1" if self._host == "localhost" else self._host.strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((host, self._port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {self._host} port {self._port}: {error.strerror}", param="port"
+            ) from None
+        port = self._socket.getsockname()[1]
+        self.url = f"http://[{host}]:{port}" if family == socket.AF_INET6 else f"http://{host}:{port}"
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._socket.close()
+
+    async def serve(self, gateway: Gateway, model: str) -> None:
+        """Answer until cancelled. What is then unfinished is aborted, and its clients are told so."""
+        runs = Runs(gateway)
+        app = make_app(gateway, runs, model=model, api_key=self._api_key, keep_alive_s=self._keep_alive_s)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=END_S,
+        )
+        server = _Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[self._socket]))
+        try:
+            await asyncio.shield(serving)
+        finally:
+            runs.stop()
+            server.should_exit = True
+            await serving
