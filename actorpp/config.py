@@ -36,7 +36,16 @@ DEFAULT_CHUNK = 512
 DEFAULT_SMOOTH_FACTOR = 0.75
 LARGEST_PLANNED_CHUNK = 8192  # bounds the memory of a step, and how long decode waits behind it
 
-SERVER_FLAGS = ("host", "port", "insecure_bind")
+SERVER_FLAGS = (
+    "host",
+    "port",
+    "zmq_port",
+    "insecure_bind",
+    "served_model_name",
+    "api_key",
+    "sse_keep_alive",
+    "drain_timeout",
+)
 """Options that mean something only where a socket is served."""
 
 _FIELD_OF_ALIAS = {alias: field for field, aliases in ALIASES.items() for alias in aliases}
@@ -139,10 +148,23 @@ class EngineConfig(BaseSettings):
         None, description="Share of memory for weights and KV, without --kv-tokens. [default: 0.85 on CUDA, 0.4 on CPU]"
     )
 
-    host: str = Field("127.0.0.1", min_length=1, description="Address to serve on.")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="Port to serve on; 0: any free one, printed.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address to serve on, HTTP and ZeroMQ.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="Port of HTTP; 0: any free one, printed.")
+    zmq_port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="Port of ZeroMQ; 0: any free one, printed.")
     insecure_bind: bool = Field(
         False, description="Allow a --host that other machines can reach. Nothing is encrypted: trusted networks only."
+    )
+    served_model_name: str | None = Field(
+        None, min_length=1, description="Name that clients know the model by. [default: --model]"
+    )
+    api_key: str | None = Field(
+        None, min_length=1, description="Key that HTTP clients must give, everywhere but for /health. [default: none]"
+    )
+    sse_keep_alive: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        30.0, description="Seconds of silence in an HTTP stream after which a comment is sent; 0: never."
+    )
+    drain_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        30.0, description="Seconds for running requests to end after SIGTERM, before they are aborted."
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(
         None, description="For requests without a seed of their own, and dummy weights. [default: random, and 0]"

@@ -117,7 +117,7 @@ class Engine:
     async def _start(self, stack: AsyncExitStack) -> None:
         config, loop = self.config, asyncio.get_running_loop()
         self._clock = loop.time
-        self._started_at = loop.time()
+        self._started_at = self._progress_at = loop.time()
         self._failure: asyncio.Future[Exception] = loop.create_future()
         await self.locate()
         specs = self._specs(self.checkpoint)
@@ -280,8 +280,14 @@ class Engine:
         self.scheduler.check(request)
         if self._trace and len(self._traced) < MAX_TRACED_REQUESTS:
             self._traced.append(handle)
+        if self._idle:
+            self._progress_at = now
         self._coordinator[Coordinator.requests].tell_nowait(Submit(request))
         return handle
+
+    @property
+    def _idle(self) -> bool:
+        return not self.scheduler.running and not self.scheduler.waiting
 
     def _abort(self, request: Request) -> None:
         if self._coordinator.alive:
@@ -293,6 +299,7 @@ class Engine:
     # --- what the stages say -----------------------------------------------------------------------------------------
 
     def _on_output(self, output: Output) -> None:
+        self._progress_at = self._clock()
         if self._coordinator.alive:
             self._coordinator[Coordinator.outputs].tell_nowait(output)
 
@@ -340,6 +347,7 @@ class Engine:
                 )
                 for spec, pid, loaded, busy in stages
             ),
+            stalled_s=0.0 if self._idle else now - self._progress_at,
         )
 
     async def trace(self) -> Trace:

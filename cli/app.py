@@ -103,7 +103,12 @@ def run(
     mem_fraction_static: o.MemFractionStatic = None,
     host: o.Host = None,
     port: o.Port = None,
+    zmq_port: o.ZmqPort = None,
     insecure_bind: o.InsecureBind = False,
+    served_model_name: o.ServedModelName = None,
+    api_key: o.ApiKey = None,
+    sse_keep_alive: o.SseKeepAlive = None,
+    drain_timeout: o.DrainTimeout = None,
     config: o.ConfigFile = None,
     startup_timeout: o.StartupTimeout = None,
     watchdog_timeout: o.WatchdogTimeout = None,
@@ -120,6 +125,24 @@ def run(
         name: value for name, value in locals().items() if value is not None and value is not False
     }
     raise typer.Exit(_run(given))
+
+
+@app.command(
+    short_help="The same as run, with the model first: actorpp serve MODEL.",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def serve(context: typer.Context) -> None:
+    """As people write it who come from vLLM; flags and everything else are those of ``run``."""
+    from actorpp.errors import ConfigError
+
+    arguments = list(context.args)
+    if arguments and not arguments[0].startswith("-"):
+        if any(argument.partition("=")[0] in ("--model", "--model-path") for argument in arguments):
+            raise ConfigError(f"--model says again what {arguments[0]!r} says", param="model")
+        arguments.insert(0, "--model")
+    command = typer.main.get_command(app)
+    raise typer.Exit(command.main(["run", *arguments], prog_name="actorpp", standalone_mode=False) or 0)
 
 
 def _run(given: dict[str, Any]) -> int:
@@ -149,7 +172,11 @@ def _run(given: dict[str, Any]) -> int:
     options = RunOptions(_request(given, config.seed) if has_prompt else None, given.get("json", False), trace)
     configure_logging(config.log_level)
     with reserved_stdout() as output:
-        return loop.run(lambda: run_engine(config, options, output), grace=config.shutdown_timeout + 1.5)
+        grace = config.shutdown_timeout + 2.5
+        if has_prompt:
+            return loop.run(lambda: run_engine(config, options, output), grace=grace)
+        drain = loop.Drain(config.drain_timeout)
+        return loop.run(lambda: run_engine(config, options, output, drain), grace=grace, drain=drain)
 
 
 def _request(given: dict[str, Any], seed: int | None) -> Any:

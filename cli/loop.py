@@ -1,7 +1,8 @@
 """Runs an asyncio main function so that a signal always ends it, and soon.
 
 The first SIGINT or SIGTERM cancels the main task; what has not ended after the grace, or at a second signal, is ended
-with the process (stages leave by themselves when the driver is gone).
+with the process (stages leave by themselves when the driver is gone). With a ``Drain``, SIGTERM asks the main function
+to finish what it has begun, and cancels it when that takes too long.
 """
 
 from __future__ import annotations
@@ -25,8 +26,24 @@ SHOW_CURSOR = "\x1b[?25h"
 _log = structlog.get_logger(__name__)
 
 
-def run(main: Callable[[], Coroutine[Any, Any, int]], *, grace: float) -> int:
-    """Run ``main()`` in a new loop. Returns its result, or 128 + N when signal N ended it within ``grace`` seconds."""
+class Drain:
+    """SIGTERM as a wish: ``requested`` is set, and ``timeout`` seconds later the main task is cancelled."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.requested = asyncio.Event()
+
+    def ask(self, task: asyncio.Task[Any]) -> None:
+        """Called on the loop: the task shall end by itself, and is cancelled when it has not in time."""
+        self.requested.set()
+        asyncio.get_running_loop().call_later(self.timeout, task.cancel)
+
+
+def run(main: Callable[[], Coroutine[Any, Any, int]], *, grace: float, drain: Drain | None = None) -> int:
+    """Run ``main()`` in a new loop. Returns its result, or 128 + N when signal N ended it.
+
+    It has ended ``grace`` seconds after SIGINT, and as long after SIGTERM and the time of ``drain``.
+    """
     received: list[int] = []
 
     async def guarded() -> int:
@@ -38,11 +55,16 @@ def run(main: Callable[[], Coroutine[Any, Any, int]], *, grace: float) -> int:
             if received:
                 _leave(128 + received[0])
             received.append(number)
-            timer = threading.Timer(grace, _leave, (128 + number,))
+            wish = drain if number == signal.SIGTERM else None
+            timer = threading.Timer(grace + (wish.timeout if wish else 0.0), _leave, (128 + number,))
             timer.daemon = True
             timer.start()
-            if not loop.is_closed():
+            if loop.is_closed():
+                return
+            if wish is None:
                 loop.call_soon_threadsafe(task.cancel)
+            else:
+                loop.call_soon_threadsafe(wish.ask, task)
 
         for number in SIGNALS:
             signal.signal(number, on_signal)

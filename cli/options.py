@@ -135,6 +135,11 @@ MemFractionStatic = Annotated[float | None, _engine("mem_fraction_static", MEMOR
 
 Host = Annotated[str | None, _engine("host", SERVER, "ADDRESS")]
 Port = Annotated[int | None, _engine("port", SERVER, "PORT")]
+ZmqPort = Annotated[int | None, _engine("zmq_port", SERVER, "PORT")]
+ServedModelName = Annotated[str | None, _engine("served_model_name", SERVER, "NAME")]
+ApiKey = Annotated[str | None, _engine("api_key", SERVER, "KEY")]
+SseKeepAlive = Annotated[float | None, _engine("sse_keep_alive", SERVER, "S")]
+DrainTimeout = Annotated[float | None, _engine("drain_timeout", SERVER, "S")]
 InsecureBind = Annotated[bool, _engine("insecure_bind", SERVER)]
 ConfigFile = Annotated[
     Path | None,

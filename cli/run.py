@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from actorpp.cli.display import Output, figures
+from actorpp.cli.loop import Drain
 from actorpp.config import EngineConfig
 from actorpp.engine import Engine
 from actorpp.errors import ConfigError
@@ -19,6 +20,7 @@ from actorpp.progress import ProgressDisplay
 from actorpp.serving.api import Progress
 from actorpp.serving.completion import CompletionResult, Delta
 from actorpp.serving.gateway import Gateway, Prepared
+from actorpp.serving.http.server import HttpServer
 from actorpp.serving.request import CompletionRequest
 from actorpp.serving.zmq_server import ZmqServer
 from actorpp.transport.sockets import close_context
@@ -59,20 +61,34 @@ def read_token_ids(path: Path, flag: str) -> list[int]:
     return ids
 
 
-async def run(config: EngineConfig, options: RunOptions, output: Output) -> int:
-    """Start the engine, do it, end the engine. Returns the exit code; raises ActorppError."""
+async def run(config: EngineConfig, options: RunOptions, output: Output, drain: Drain | None = None) -> int:
+    """Start the engine, do it, end the engine. Returns the exit code; raises ActorppError.
+
+    Args:
+        drain: Asks a server to finish what it has begun, and end.
+    """
     display = ProgressDisplay()
     engine = Engine(config, on_startup=display.startup, trace=options.trace is not None)
-    gateway = Gateway(engine, config.model or DEFAULT_MODEL_NAME)
+    gateway = Gateway(engine, config.served_model_name or config.model or DEFAULT_MODEL_NAME)
     try:
         if options.request is None:
-            # The socket first: a taken port is known before a model is loaded.
-            async with (
-                ZmqServer(config.host, config.port, allow_remote=config.insecure_bind) as server,
-                _started(engine, options.trace),
-                gateway,
-            ):
-                await _unless_failed(gateway, _serve(server, gateway, display, output, as_json=options.json))
+            # The sockets first: a taken port is known before a model is loaded.
+            with HttpServer(
+                config.host,
+                config.port,
+                watchdog_s=config.watchdog_timeout,
+                allow_remote=config.insecure_bind,
+                api_key=config.api_key,
+                keep_alive_s=config.sse_keep_alive,
+            ) as http:
+                async with (
+                    ZmqServer(config.host, config.zmq_port, allow_remote=config.insecure_bind) as zmq,
+                    _started(engine, options.trace),
+                    gateway,
+                ):
+                    display.close()
+                    serving = _serve(http, zmq, gateway, drain or Drain(0), output, as_json=options.json)
+                    await _unless_failed(gateway, serving)
         else:
             await engine.locate()  # what the model cannot complete is known before it is loaded
             async with gateway:
@@ -99,22 +115,38 @@ async def _started(engine: Engine, trace: Path | None) -> AsyncIterator[None]:
             await engine.write_trace(trace)
 
 
-async def _serve(
-    server: ZmqServer, gateway: Gateway, display: ProgressDisplay, output: Output, *, as_json: bool
-) -> None:
-    display.close()
+def _announcement(http: HttpServer, zmq: ZmqServer, gateway: Gateway, *, as_json: bool) -> str:
+    """What is served where."""
     about = {
-        "endpoint": server.endpoint,
+        "http": http.url,
+        "endpoint": zmq.endpoint,
         "model": gateway.model_name,
         "stages": gateway.engine.num_stages,
         "context_length": gateway.context_length,
     }
     if as_json:
-        output.write(json.dumps(about) + "\n")
-    else:
-        line = "serving {model} at {endpoint} ({stages} stages, context {context_length}); Ctrl-C ends it\n"
-        output.write(line.format(**about))
-    await server.serve(gateway)  # answers before the loop's next turn, so before anyone has read the address
+        return json.dumps(about) + "\n"
+    line = "serving {model} at {http} and {endpoint} ({stages} stages, context {context_length}); Ctrl-C ends it\n"
+    return line.format(**about)
+
+
+async def _serve(
+    http: HttpServer, zmq: ZmqServer, gateway: Gateway, drain: Drain, output: Output, *, as_json: bool
+) -> None:
+    """Answer at both doors until cancelled, or until what was under way when ``drain`` came has ended."""
+    try:
+        async with asyncio.TaskGroup() as doors:
+            open_doors = doors.create_task(zmq.serve(gateway)), doors.create_task(http.serve(gateway))
+            await asyncio.sleep(
+                0
+            )  # ZeroMQ answers from its first turn on; the system takes HTTP's connections till then
+            output.write(_announcement(http, zmq, gateway, as_json=as_json))
+            await drain.requested.wait()
+            await gateway.drain()
+            for door in open_doors:
+                door.cancel()
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 async def _complete(

@@ -12,13 +12,14 @@ for example in "$examples"/0[1-35-8]_*.py; do
   python "$example"
 done
 
-echo "--- 04_zmq_client.py"
+echo "--- 04_zmq_client.py, 09_http_client.py"
 mkfifo announcement
 actorpp run --stages 2 --json >announcement &
 server=$!
 read -r line <announcement
-endpoint=$(python -c 'import json, sys; print(json.loads(sys.argv[1])["endpoint"])' "$line")
-python "$examples/04_zmq_client.py" "$endpoint"
+address() { python -c 'import json, sys; print(json.loads(sys.argv[1])[sys.argv[2]])' "$line" "$1"; }
+python "$examples/04_zmq_client.py" "$(address endpoint)"
+python "$examples/09_http_client.py" "$(address http)"
 kill "$server"
 wait "$server" || [ $? -eq 143 ]
 server=

@@ -111,7 +111,10 @@ class StageStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine at this moment; counters run since it started."""
+    """The engine at this moment; counters run since it started.
+
+    ``stalled_s``: seconds since a step has finished, or work came, while there is work; 0 without.
+    """
 
     uptime_s: float
     requests_running: int
@@ -126,6 +129,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     pages_total: int
     page_size: int
     stages: tuple[StageStats, ...]
+    stalled_s: float = 0.0
 
 
 class StartupProgress(msgspec.Struct, frozen=True, kw_only=True):

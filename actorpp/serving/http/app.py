@@ -59,18 +59,18 @@ class ApiKey:
 
 
 def make_app(
-    gateway: Gateway, runs: Runs, *, model: str, api_key: str | None = None, keep_alive_s: float = 30.0
+    gateway: Gateway, runs: Runs, *, watchdog_s: float, api_key: str | None = None, keep_alive_s: float = 30.0
 ) -> FastAPI:
     """The application.
 
     Args:
-        model: The name under which the model is served.
+        watchdog_s: Seconds without a finished step, while there is work, after which the server is not healthy.
         api_key: What clients must give; None lets everybody in.
         keep_alive_s: Seconds of silence in a stream after which a comment is sent; 0 for never.
     """
     # The interactive documentation of FastAPI loads scripts from elsewhere; /openapi.json is whole without it.
     app = FastAPI(title="actorpp", version=server_version(), docs_url=None, redoc_url=None)
-    started = int(time.time())
+    started, model = int(time.time()), gateway.model_name
     if api_key is not None:
         app.add_middleware(ApiKey, key=api_key)
     _handle_errors(app)
@@ -141,7 +141,7 @@ def make_app(
             "object": "model",
             "created": started,
             "owned_by": "actorpp",
-            "root": gateway.model_name,
+            "root": model,
             "max_model_len": gateway.context_length,
         }
 
@@ -166,6 +166,16 @@ def make_app(
     async def tokenizer_info() -> Response:
         """The tokenizer's configuration and the chat template."""
         return JSONResponse(gateway.tokenizer_info())
+
+    @app.get("/health", responses=describe(503))
+    async def health() -> Response:
+        """200 while steps finish, or there is nothing to do; 503 when they do not, and when the server is stopping."""
+        stalled_s = gateway.stats().stalled_s
+        if gateway.draining:
+            return error_response(HttpError(503, "draining", "the server is stopping"))
+        if stalled_s >= watchdog_s:
+            return error_response(HttpError(503, "stalled", f"no step has finished for {stalled_s:.0f} s"))
+        return JSONResponse({"status": "ok"})
 
     @app.get("/version", responses=describe())
     async def version_() -> Response:

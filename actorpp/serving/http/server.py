@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
 
@@ -32,6 +33,7 @@ class HttpServer:
 
     Args:
         host, port: Where to listen; port 0 is any free one, see ``url``.
+        watchdog_s: Seconds without a finished step, while there is work, after which ``/health`` is red.
         allow_remote: Let ``host`` be other than loopback.
         api_key: What clients must give; None lets everybody in.
         keep_alive_s: Seconds of silence in a stream after which a comment is sent; 0 for never.
@@ -42,12 +44,14 @@ class HttpServer:
         host: str,
         port: int,
         *,
+        watchdog_s: float = 300.0,
         allow_remote: bool = False,
         api_key: str | None = None,
         keep_alive_s: float = 30.0,
     ) -> None:
         self._host, self._port = host, port
         self._allow_remote = allow_remote
+        self._watchdog_s = watchdog_s
         self._api_key = api_key
         self._keep_alive_s = keep_alive_s
 
@@ -59,9 +63,9 @@ class HttpServer:
         try:
             self._socket = socket.create_server((host, self._port), family=family, backlog=BACKLOG)
         except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {self._host} port {self._port}: {error.strerror}", param="port"
-            ) from None
+            taken = error.errno == errno.EADDRINUSE
+            reason = f"port {self._port} on {host} is already in use" if taken else f"cannot listen on {host}: {error}"
+            raise ConfigError(reason, param="port" if taken else "host") from None
         port = self._socket.getsockname()[1]
         self.url = f"http://[{host}]:{port}" if family == socket.AF_INET6 else f"http://{host}:{port}"
         return self
@@ -69,10 +73,12 @@ class HttpServer:
     def __exit__(self, *exc_info: object) -> None:
         self._socket.close()
 
-    async def serve(self, gateway: Gateway, model: str) -> None:
+    async def serve(self, gateway: Gateway) -> None:
         """Answer until cancelled. What is then unfinished is aborted, and its clients are told so."""
         runs = Runs(gateway)
-        app = make_app(gateway, runs, model=model, api_key=self._api_key, keep_alive_s=self._keep_alive_s)
+        app = make_app(
+            gateway, runs, watchdog_s=self._watchdog_s, api_key=self._api_key, keep_alive_s=self._keep_alive_s
+        )
         config = uvicorn.Config(
             app,
             log_config=None,

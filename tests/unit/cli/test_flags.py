@@ -231,6 +231,7 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["--logit-bias", "5=1", "--logit-bias", "6=101"], ["logit_bias", "<= 100"]),
     (["--prompt-file", "none.txt"], ["--prompt", "exclude"]),
     (["--port", "80"], ["--port", "without a prompt"]),
+    (["--api-key", "k"], ["--api-key", "without a prompt"]),
     (["--config", "none.yaml"], ["none.yaml", "No such file"]),
     (["--trace", "none/t.json"], ["--trace", "none"]),
     (["--max-tokens", "511"], ["512", "511", "2 tokens"]),

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgpack
 import pytest
 import zmq
@@ -49,9 +50,11 @@ def run(environment: dict[str, str], *flags: str, **more: str) -> subprocess.Com
 
 
 @contextmanager
-def running(environment: dict[str, str], *flags: str, **more: str) -> Iterator[subprocess.Popen[str]]:
+def running(
+    environment: dict[str, str], *flags: str, command: str = "run", **more: str
+) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, str(MAIN), "run", *flags],
+        [sys.executable, str(MAIN), command, *flags],
         env=environment | more,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -145,7 +148,7 @@ def test_serving_for_people_and_the_trace_when_it_is_stopped(environment: dict[s
     with running(environment, "--trace", str(tmp_path / "t.json")) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("serving SmolLM2-135M-Instruct at tcp://127.0.0.1:")
+        assert line.startswith("serving SmolLM2-135M-Instruct at http://127.0.0.1:")
         process.send_signal(signal.SIGTERM)
         assert process.wait(CEILING_S) == 143
     assert (tmp_path / "t.json").read_text() == "[]"
@@ -154,9 +157,10 @@ def test_serving_for_people_and_the_trace_when_it_is_stopped(environment: dict[s
 def test_a_taken_port_is_one_line_before_anything_is_loaded(environment: dict[str, str]) -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as taken:
         port = taken.bind_to_random_port("tcp://127.0.0.1")
-        done = run(environment, "--port", str(port))
-    assert done.returncode == 2
-    assert done.stderr == f"actorpp: port {port} on 127.0.0.1 is already in use\n"
+        for flag in ("--port", "--zmq-port"):
+            done = run(environment, flag, str(port))
+            assert done.returncode == 2
+            assert done.stderr == f"actorpp: port {port} on 127.0.0.1 is already in use\n"
 
 
 @pytest.mark.parametrize("flags", [["--prompt", "x", "--json"], []], ids=["prompt", "serve"])
@@ -189,6 +193,48 @@ def test_ctrl_c_while_a_client_waits_answers_it(environment: dict[str, str]) -> 
             assert msgpack.unpackb(reply)["status"] == "error"
             assert msgpack.unpackb(error)["code"] == "aborted"
         assert process.wait(CEILING_S) == 130
+
+
+def test_flags_of_the_http_door(environment: dict[str, str]) -> None:
+    flags = ["--served-model-name", "mine", "--api-key", "k", "--sse-keep-alive", "0.02"]
+    with running(environment, "--json", *flags, FAKE_HOLD="decode") as process:
+        assert process.stdout is not None
+        about = json.loads(process.stdout.readline())
+        assert about["model"] == "mine"
+        with httpx.Client(base_url=about["http"], timeout=CEILING_S) as client:
+            assert client.get("/v1/models").status_code == 401
+            client.headers["Authorization"] = "Bearer k"
+            assert client.get("/v1/models").json()["data"][0]["id"] == "mine"
+            with client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
+                assert ": keep-alive" in response.iter_lines()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(CEILING_S) == 143
+
+
+def test_sigterm_takes_no_new_request_and_ends_what_takes_too_long(environment: dict[str, str]) -> None:
+    with running(environment, "--json", "--drain-timeout", "0.5", FAKE_HOLD="decode") as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["http"]
+        with httpx.Client(base_url=url, timeout=CEILING_S) as client:
+            fields = {"prompt": "x", "max_tokens": 3, "stream": True}
+            with client.stream("POST", "/v1/completions", json=fields) as response:
+                wait_for(process, "reached decode")
+                process.send_signal(signal.SIGTERM)
+                lines = list(response.iter_lines())  # until the drain's time is over
+        assert json.loads(lines[-4].removeprefix("data: "))["error"]["code"] == "aborted"
+        assert process.wait(CEILING_S) == 143
+
+
+def test_serve_is_run_with_the_model_first(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, str(MAIN), "serve", "org/name", "--model", "other"],
+        env=environment, capture_output=True, text=True, timeout=CEILING_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--model says again" in done.stderr
+    with running(environment, "org/name", "--json", command="serve") as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["model"] == "org/name"
 
 
 def check_interrupt(process: subprocess.Popen[str], *, ended: bool = False) -> None:
@@ -254,7 +300,7 @@ def test_a_terminal_shows_bars_and_then_the_address(environment: dict[str, str])
     assert code == 130
     bars, rest = seen.split(SHOW_CURSOR)
     assert "2 of 2 stages" in bars
-    assert rest.startswith("serving SmolLM2-135M-Instruct at tcp://127.0.0.1:")
+    assert rest.startswith("serving SmolLM2-135M-Instruct at http://127.0.0.1:")
 
 
 @pytest.mark.parametrize("stubborn", [{}, {"FAKE_STUBBORN": "1"}], ids=["", "stubborn"])

@@ -177,6 +177,7 @@ class FakeEngine:
     traces: list[Path] = field(default_factory=list)
     located: bool = False
     closed: bool = False
+    stalled_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.released = asyncio.Event()
@@ -243,6 +244,7 @@ class FakeEngine:
             pages_total=64,
             page_size=16,
             stages=(stage, stage),
+            stalled_s=self.stalled_s,
         )
 
     async def failed(self) -> None:

@@ -22,7 +22,7 @@ from actorpp.errors import (
 from actorpp.serving.api import Progress
 from actorpp.serving.completion import Completion, CompletionResult, Delta
 from actorpp.serving.gateway import Gateway
-from actorpp.serving.request import CompletionRequest, parse_request
+from actorpp.serving.request import CompletionRequest, TokenizeRequest, parse_request
 from actorpp.serving.tokenizer import TextCodec
 from tests.unit.serving.fakes import ANSWER, FakeCheckpoint, FakeEngine, logprob
 
@@ -326,3 +326,42 @@ def test_a_broken_tokenizer_leaves_no_thread(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         check(tmp_path / "tokenizer.json", lambda engine, gateway: asyncio.sleep(0))
     assert threading.active_count() == before
+
+
+def test_a_draining_gateway_takes_nothing_new_and_waits_for_what_it_has(tokenizer_file: Path) -> None:
+    async def main() -> None:
+        engine = FakeEngine(EngineConfig(), checkpoint=FakeCheckpoint(tokenizer_file), hold=frozenset({"decode"}))
+        async with engine, Gateway(engine, "tiny") as gateway:
+            request = parse_request({"prompt": "x"})
+            completion = await gateway.complete(request)
+            events: list[object] = []
+
+            async def follow() -> None:
+                events.extend([event async for event in completion])
+
+            following = asyncio.create_task(follow())
+            await engine.reached["decode"].wait()
+            draining = asyncio.create_task(gateway.drain())
+            await asyncio.sleep(0)
+            with pytest.raises(OverloadedError, match="stopping"):
+                await gateway.complete(request)
+            assert not draining.done()
+            engine.release()
+            await draining
+            await following
+            assert isinstance(events[-1], CompletionResult)
+
+    asyncio.run(main())
+
+
+def test_a_short_text_does_not_wait_behind_long_ones(tokenizer_file: Path) -> None:
+    async def main() -> None:
+        engine = FakeEngine(EngineConfig(), checkpoint=FakeCheckpoint(tokenizer_file))
+        async with engine, Gateway(engine, "tiny") as gateway:
+            held = threading.Event()
+            long = [asyncio.create_task(gateway.off_loop(held.wait, 1 << 20)) for _ in range(8)]
+            assert await gateway.tokenize(TokenizeRequest(prompt="x"))
+            held.set()
+            await asyncio.gather(*long)
+
+    asyncio.run(main())

@@ -15,10 +15,10 @@ from actorpp.serving.http.server import HttpServer
 
 
 @contextlib.asynccontextmanager
-async def serving(gateway: Gateway, model: str = "tiny", **options: Any) -> AsyncIterator[str]:
+async def serving(gateway: Gateway, **options: Any) -> AsyncIterator[str]:
     """The server's URL, while it serves."""
     with HttpServer("127.0.0.1", 0, **options) as server:
-        task = asyncio.create_task(server.serve(gateway, model))
+        task = asyncio.create_task(server.serve(gateway))
         try:
             yield server.url
         finally:

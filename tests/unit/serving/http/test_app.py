@@ -380,3 +380,23 @@ def test_addresses(tokenizer_file: Path) -> None:
         pass
     with HttpServer("0.0.0.0", 0, allow_remote=True) as server:
         assert server.url.startswith("http://0.0.0.0:")
+
+
+def test_health_is_red_when_work_waits_and_no_step_finishes(tokenizer_file: Path) -> None:
+    async def main() -> None:
+        async with (
+            engine_of(tokenizer_file) as (engine, gateway),
+            client_of(gateway, watchdog_s=5.0) as client,
+        ):
+            assert (await client.get("/health")).status_code == 200
+            engine.stalled_s = 4.9
+            assert (await client.get("/health")).status_code == 200
+            engine.stalled_s = 5.0
+            response = await client.get("/health")
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "stalled")
+            engine.stalled_s = 0.0
+            await gateway.drain()
+            assert (await client.get("/health")).json()["error"]["code"] == "draining"
+            assert (await client.post("/v1/completions", json=TEXT)).status_code == 429
+
+    asyncio.run(main())
