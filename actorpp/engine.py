@@ -32,7 +32,8 @@ from actorpp.coordinator.stage_group import Ports, StageGroup
 from actorpp.errors import ConfigError, StageFailedError
 from actorpp.planning import Planning
 from actorpp.runtime import ActorRef, ActorSystem
-from actorpp.serving.api import EngineStats, GenerationParams, OnStartup, StageStats, StartupProgress
+from actorpp.serving.activity import Activity
+from actorpp.serving.api import ActorStats, EngineStats, GenerationParams, OnStartup, StageStats, StartupProgress
 from actorpp.serving.handle import Handle
 from actorpp.serving.request import check_fits
 from actorpp.stages.checkpoint import Checkpoint, resolve
@@ -76,6 +77,7 @@ class Engine:
         self._traced: list[Handle] = []
         self._rids = count(1)
         self._located = False
+        self.activity = Activity(config.stages)
 
     # --- start and end -----------------------------------------------------------------------------------------------
 
@@ -263,7 +265,9 @@ class Engine:
             seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)
         stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else self.checkpoint.eos_token_ids)}
         end_ids = tuple(sorted(stop_ids)) if params.sampling.min_tokens else ()
-        handle = Handle(next(self._rids), clock=self._clock, stage_busy=self._busy, abort=self._abort)
+        handle = Handle(
+            next(self._rids), clock=self._clock, stage_busy=self._busy, abort=self._abort, activity=self.activity
+        )
         now = self._clock()
         request = handle.request = Request(
             rid=int(handle.id),
@@ -300,6 +304,9 @@ class Engine:
 
     def _on_output(self, output: Output) -> None:
         self._progress_at = self._clock()
+        step = next((step for step in self.scheduler.in_flight if step.seq == output.seq), None)
+        if step is not None and output.epoch == self.scheduler.epoch:
+            self.activity.step_done(step, output.timings)
         if self._coordinator.alive:
             self._coordinator[Coordinator.outputs].tell_nowait(output)
 
@@ -344,11 +351,21 @@ class Engine:
                     busy=min(1.0, busy / uptime),
                     weight_bytes=loaded.weight_bytes,
                     kv_bytes=loaded.page_bytes * scheduler.config.num_pages,
+                    sent_bytes_per_token=loaded.token_bytes if spec.stage < spec.num_stages - 1 else 0,
                 )
                 for spec, pid, loaded, busy in stages
             ),
             stalled_s=0.0 if self._idle else now - self._progress_at,
         )
+
+    def actors(self) -> list[ActorStats]:
+        """The actors of the driver, the engine's among them."""
+        return [
+            ActorStats(
+                cell.name, cell.restarts, {inbox.name: len(mailbox) for inbox, mailbox in cell.mailboxes.items()}
+            )
+            for cell in self._system.cells()
+        ]
 
     async def trace(self) -> Trace:
         """What every stage did, and for which requests, since the last call; it is forgotten here.

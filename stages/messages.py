@@ -255,11 +255,13 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
         weight_bytes: Bytes of the tensors that this stage materialised.
         page_bytes: Bytes of one KV page over this stage's own layers.
         max_pages: Pages that fit this stage's share of memory.
+        token_bytes: Bytes of one token's hidden state.
     """
 
     weight_bytes: int
     page_bytes: int
     max_pages: int
+    token_bytes: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

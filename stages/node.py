@@ -93,6 +93,7 @@ class StageNode(Actor):
             Loaded(
                 weight_bytes=self.host.loaded_bytes,
                 page_bytes=self.host.kv_bytes_per_page,
+                token_bytes=self.host.hidden_size * self.host.dtype.itemsize,
                 max_pages=self.host.max_pages(
                     kv_tokens=self.host.spec.kv_tokens, mem_fraction_static=self.host.spec.mem_fraction_static
                 ),

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
 from actorpp.coordinator.request import ChunkTimes, StopText
 from actorpp.serving.logprobs import TokenLogprob
 from actorpp.stages.messages import SamplingParams
+
+if TYPE_CHECKING:
+    from actorpp.serving.activity import Activity
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -101,13 +104,25 @@ Event = Progress | PromptLogprobs | Tokens | Finished
 
 
 class StageStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage since the engine started. ``layers`` is the half-open range of layers it holds."""
+    """One stage since the engine started. ``layers`` is the half-open range of layers it holds.
+
+    ``sent_bytes_per_token``: of hidden state, to the next stage; 0 of the last one.
+    """
 
     layers: tuple[int, int]
     pid: int
     busy: float
     weight_bytes: int
     kv_bytes: int
+    sent_bytes_per_token: int = 0
+
+
+class ActorStats(msgspec.Struct, frozen=True):
+    """One actor of the driver: how often it was restarted, and how many messages wait in each of its inboxes."""
+
+    name: str
+    restarts: int
+    depths: dict[str, int]
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +219,12 @@ class EngineLike(Protocol):
         ...
 
     def stats(self) -> EngineStats: ...
+    def actors(self) -> list[ActorStats]: ...
+    @property
+    def activity(self) -> Activity:
+        """What the pipeline has done; it has room for observers."""
+        ...
+
     async def failed(self) -> None:
         """Wait until the engine fails as a whole, then raise the cause. Returns only by being cancelled."""
         ...

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from actorpp.analysis.trace import TracedRequest
 from actorpp.coordinator.request import EndReason, Request
 from actorpp.errors import RequestError
+from actorpp.serving.activity import Activity, RequestRecord
 from actorpp.serving.api import Event, Finished, Progress, PromptLogprobs, RequestMetrics, Tokens
 from actorpp.serving.logprobs import TokenLogprob, decode_logprobs
 from actorpp.stages.messages import Logprobs
@@ -21,6 +22,7 @@ class Handle:
         clock: Seconds, as of the loop.
         stage_busy: Compute seconds of each stage so far.
         abort: Asks the coordinator for the end.
+        activity: Told of first tokens, of the time between tokens, and of the end.
     """
 
     def __init__(
@@ -30,12 +32,14 @@ class Handle:
         clock: Callable[[], float],
         stage_busy: Callable[[], list[float]],
         abort: Callable[[Request], None],
+        activity: Activity,
     ) -> None:
         self.id = str(rid)
         self.request: Request | None = None  # set by the engine, before the coordinator hears of it
         self._clock = clock
         self._stage_busy = stage_busy
         self._abort = abort
+        self._activity = activity
         self._submitted_at = clock()
         self._busy_before = list(stage_busy())
         self._first_token_at: float | None = None
@@ -76,9 +80,13 @@ class Handle:
         self._news.set()
 
     def tokens(self, ids: tuple[int, ...], logprobs: Logprobs | None = None) -> None:
-        self._last_token_at = self._clock()
+        now = self._clock()
         if self._first_token_at is None:
-            self._first_token_at = self._last_token_at
+            self._first_token_at = now
+            self._activity.first_token(now - self._submitted_at)
+        else:
+            self._activity.token_gap(now - self._last_token_at)
+        self._last_token_at = now
         self._generated += len(ids)
         self._ids.extend(ids)
         if logprobs is not None:
@@ -88,11 +96,13 @@ class Handle:
     def ended(self, reason: EndReason) -> None:
         self._ended_at = self._clock()
         self._end = Finished(reason, self._metrics())
+        self._activity.ended(self._record(reason))
         self._news.set()
 
     def failed(self, error: RequestError) -> None:
         self._ended_at = self._clock()
         self._end = error
+        self._activity.ended(self._record(error.code))
         self._news.set()
 
     # --- the client's side -------------------------------------------------------------------------------------------
@@ -119,6 +129,11 @@ class Handle:
                 return
             elif self._end is not None:
                 raise self._end
+
+    def _record(self, outcome: str) -> RequestRecord:
+        metrics = self._end.metrics if isinstance(self._end, Finished) else None
+        prompt = 0 if self.request is None else self.request.prompt_len
+        return RequestRecord(outcome, metrics is None, prompt, self._generated, metrics)
 
     def _metrics(self) -> RequestMetrics:
         e2e = max(self._clock() - self._submitted_at, 1e-9)

@@ -33,6 +33,7 @@ from actorpp.serving.http.decoding import decode
 from actorpp.serving.http.errors import HttpError, error_response
 from actorpp.serving.http.runs import Runs
 from actorpp.serving.http.schema import body_schema, describe
+from actorpp.serving.metrics import CONTENT_TYPE, Metrics
 from actorpp.serving.request import CompletionRequest
 
 MAX_BODY_BYTES = 32 << 20
@@ -59,7 +60,13 @@ class ApiKey:
 
 
 def make_app(
-    gateway: Gateway, runs: Runs, *, watchdog_s: float, api_key: str | None = None, keep_alive_s: float = 30.0
+    gateway: Gateway,
+    runs: Runs,
+    metrics: Metrics,
+    *,
+    watchdog_s: float,
+    api_key: str | None = None,
+    keep_alive_s: float = 30.0,
 ) -> FastAPI:
     """The application.
 
@@ -176,6 +183,11 @@ def make_app(
         if stalled_s >= watchdog_s:
             return error_response(HttpError(503, "stalled", f"no step has finished for {stalled_s:.0f} s"))
         return JSONResponse({"status": "ok"})
+
+    @app.get("/metrics", responses=describe())
+    async def metrics_() -> Response:
+        """For Prometheus."""
+        return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     @app.get("/version", responses=describe())
     async def version_() -> Response:

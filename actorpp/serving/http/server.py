@@ -14,6 +14,8 @@ from actorpp.errors import ConfigError
 from actorpp.serving.gateway import Gateway
 from actorpp.serving.http.app import make_app
 from actorpp.serving.http.runs import Runs
+from actorpp.serving.looplag import LoopLag
+from actorpp.serving.metrics import Metrics
 from actorpp.transport.addresses import check_bind, tcp_endpoint
 
 BACKLOG = 2048  # connections that the system accepts for us meanwhile
@@ -75,9 +77,10 @@ class HttpServer:
 
     async def serve(self, gateway: Gateway) -> None:
         """Answer until cancelled. What is then unfinished is aborted, and its clients are told so."""
-        runs = Runs(gateway)
+        runs, lag = Runs(gateway), LoopLag()
+        metrics = Metrics(gateway.engine, lag)
         app = make_app(
-            gateway, runs, watchdog_s=self._watchdog_s, api_key=self._api_key, keep_alive_s=self._keep_alive_s
+            gateway, runs, metrics, watchdog_s=self._watchdog_s, api_key=self._api_key, keep_alive_s=self._keep_alive_s
         )
         config = uvicorn.Config(
             app,
@@ -90,9 +93,12 @@ class HttpServer:
         )
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[self._socket]))
+        measuring = asyncio.create_task(lag.run())
         try:
             await asyncio.shield(serving)
         finally:
+            metrics.close()
+            measuring.cancel()
             runs.stop()
             server.should_exit = True
             await serving

@@ -14,7 +14,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from actorpp.config import EngineConfig
 from actorpp.coordinator.request import StopText
 from actorpp.errors import OverloadedError
+from actorpp.serving.activity import Activity
 from actorpp.serving.api import (
+    ActorStats,
     EngineStats,
     Event,
     Finished,
@@ -180,6 +182,7 @@ class FakeEngine:
     stalled_s: float = 0.0
 
     def __post_init__(self) -> None:
+        self.activity = Activity(self.num_stages)
         self.released = asyncio.Event()
         self.reached: dict[str, asyncio.Event] = {
             name: asyncio.Event() for name in ("startup", "prefill", "decode", "idle")
@@ -246,6 +249,9 @@ class FakeEngine:
             stages=(stage, stage),
             stalled_s=self.stalled_s,
         )
+
+    def actors(self) -> list[ActorStats]:
+        return [ActorStats("coordinator", 0, {"outputs": 2})]
 
     async def failed(self) -> None:
         await self._failed.wait()

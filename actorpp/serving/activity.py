@@ -1,0 +1,127 @@
+"""What the pipeline has done, as the driver learns it: totals for metrics, and the last seconds step by step.
+
+The engine tells it; metrics and the live page read it. It decides nothing, and costs microseconds a step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from actorpp.serving.api import RequestMetrics
+from actorpp.stages.messages import StageTiming, Step
+
+KEEP_S = 30.0  # of steps
+MAX_STEPS = 4096  # kept at most, whatever their length
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """One finished step.
+
+    Attributes:
+        spans: For each stage, when it began and ended to compute, on the host's monotonic clock, in seconds.
+        prefill, decode: Tokens of the step.
+        requests: Requests of which it computed prompt tokens.
+    """
+
+    seq: int
+    spans: tuple[tuple[float, float], ...]
+    prefill: int
+    decode: int
+    requests: tuple[int, ...] = ()
+
+
+class RequestRecord(msgspec.Struct, frozen=True):
+    """One ended output. ``outcome`` is its finish reason, or its error's code, and then there are no ``metrics``."""
+
+    outcome: str
+    failed: bool
+    prompt_tokens: int
+    generated: int
+    metrics: RequestMetrics | None
+
+
+class Observer(Protocol):
+    """Told of everything as it happens, on the loop; must return at once and must not raise."""
+
+    def on_step(self, step: StepRecord) -> None: ...
+    def on_first_token(self, seconds: float) -> None:
+        """``seconds`` since the request was submitted."""
+        ...
+
+    def on_token_gap(self, seconds: float) -> None:
+        """Between two deliveries of one request."""
+        ...
+
+    def on_ended(self, request: RequestRecord) -> None: ...
+
+
+class Activity:
+    """Totals since the start, and the newest steps.
+
+    Attributes:
+        busy_s: For each stage, seconds of computing.
+        bubble_s: For each stage, seconds without computing while a step was in the pipeline.
+        tokens: Tokens of all finished steps: what each stage has computed, and passed on.
+    """
+
+    def __init__(self, num_stages: int) -> None:
+        self.observers: list[Observer] = []
+        self.steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
+        self.busy_s = [0.0] * num_stages
+        self.bubble_s = [0.0] * num_stages
+        self.tokens = 0
+
+    def step_done(self, step: Step, timings: Sequence[StageTiming]) -> None:
+        """A step's Output is in. Steps come in their order."""
+        spans = tuple((timing.start, timing.end) for timing in timings)
+        if len(spans) != len(self.busy_s):
+            return
+        prefill = [segment for segment in step.segments if segment.token is None]
+        record = StepRecord(
+            step.seq,
+            spans,
+            sum(segment.length for segment in prefill),
+            step.num_tokens - sum(segment.length for segment in prefill),
+            tuple(segment.rid for segment in prefill),
+        )
+        if self.steps:
+            for stage, idle in enumerate(bubbles(self.steps[-1].spans, spans)):
+                self.bubble_s[stage] += idle
+        for stage, (start, end) in enumerate(spans):
+            self.busy_s[stage] += end - start
+        self.tokens += step.num_tokens
+        self.steps.append(record)
+        while self.steps[0].spans[-1][1] < spans[-1][1] - KEEP_S:
+            self.steps.popleft()
+        for observer in self.observers:
+            observer.on_step(record)
+
+    def first_token(self, seconds: float) -> None:
+        for observer in self.observers:
+            observer.on_first_token(seconds)
+
+    def token_gap(self, seconds: float) -> None:
+        for observer in self.observers:
+            observer.on_token_gap(seconds)
+
+    def ended(self, request: RequestRecord) -> None:
+        for observer in self.observers:
+            observer.on_ended(request)
+
+
+def bubbles(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]]) -> list[float]:
+    """For each stage, how long it was idle between two steps that follow each other, while one of them was under way.
+
+    A step is under way from the first stage's start to the last one's end; idle time with neither is no bubble.
+    """
+    done, begun = before[-1][1], after[0][0]
+    idle = []
+    for (_, ended), (started, _) in zip(before, after, strict=True):
+        earlier = min(started, done) - ended
+        later = started - max(begun, ended, done)
+        idle.append(max(0.0, earlier) + max(0.0, later))
+    return idle
