@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actorpp.errors import ActorppError, InvalidRequestError
@@ -184,7 +184,7 @@ def make_app(
             return error_response(HttpError(503, "stalled", f"no step has finished for {stalled_s:.0f} s"))
         return JSONResponse({"status": "ok"})
 
-    @app.get("/metrics", responses=describe())
+    @app.get("/metrics", responses=describe(text="text/plain"), response_class=PlainTextResponse)
     async def metrics_() -> Response:
         """For Prometheus."""
         return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE})

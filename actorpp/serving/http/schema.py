@@ -32,9 +32,10 @@ def body_schema(type: type[msgspec.Struct]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": whole}}}}
 
 
-def describe(*errors: int, stream: bool = False) -> dict[int | str, dict[str, Any]]:
-    """``responses`` of a route: its answer, and the errors that it may give."""
-    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+def describe(*errors: int, stream: bool = False, text: str | None = None) -> dict[int | str, dict[str, Any]]:
+    """``responses`` of a route: its answer (an object, or ``text`` of that media type), and the errors it may give."""
+    schema = {"type": "object" if text is None else "string"}
+    content: dict[str, Any] = {text or "application/json": {"schema": schema}}
     if stream:
         content["text/event-stream"] = {"schema": {"type": "string"}}
         errors = (400, 404, 413, 429, 503, 504)
