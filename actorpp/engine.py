@@ -33,7 +33,15 @@ from actorpp.errors import ConfigError, StageFailedError
 from actorpp.planning import Planning
 from actorpp.runtime import ActorRef, ActorSystem
 from actorpp.serving.activity import Activity
-from actorpp.serving.api import ActorStats, EngineStats, GenerationParams, OnStartup, StageStats, StartupProgress
+from actorpp.serving.api import (
+    ActorStats,
+    EngineStats,
+    GenerationParams,
+    OnStartup,
+    PrefillStats,
+    StageStats,
+    StartupProgress,
+)
 from actorpp.serving.handle import Handle
 from actorpp.serving.request import check_fits
 from actorpp.stages.checkpoint import Checkpoint, resolve
@@ -357,6 +365,14 @@ class Engine:
             ),
             stalled_s=0.0 if self._idle else now - self._progress_at,
         )
+
+    def prefills(self) -> list[PrefillStats]:
+        """Requests whose prompts are being computed, in order of admission."""
+        return [
+            request.sink.prefill()
+            for request in self.scheduler.running.values()
+            if request.computed < request.prompt_len and isinstance(request.sink, Handle)
+        ]
 
     def actors(self) -> list[ActorStats]:
         """The actors of the driver, the engine's among them."""

@@ -145,6 +145,27 @@ def serve(context: typer.Context) -> None:
     raise typer.Exit(command.main(["run", *arguments], prog_name="actorpp", standalone_mode=False) or 0)
 
 
+@app.command(name="chat", short_help="Talk to a running server.")
+def chat_command(
+    url: Annotated[str, typer.Argument(help="Address of the server, as actorpp run prints it.")],
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", envvar="ACTORPP_API_KEY", help="The server's key.", show_default=False)
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", help="A system message.", show_default=False)] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", help="Tokens of an answer at most.", show_default=False)
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="0 is greedy. [default: 1]", show_default=False)
+    ] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="TTFT, tokens/s and tokens behind each answer.")] = False,
+) -> None:
+    """A conversation: a line is a message. Ctrl-C ends an answer, Ctrl-D the conversation."""
+    from actorpp.cli.chat import ChatOptions, chat
+
+    raise typer.Exit(chat(ChatOptions(url, api_key, system, max_tokens, temperature, stats)))
+
+
 def _run(given: dict[str, Any]) -> int:
     """Sort the flags given into the engine's and the request's, and run. Nothing is parsed and then ignored."""
     from actorpp.cli import loop

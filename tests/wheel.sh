@@ -11,8 +11,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-packed = {name for name in zipfile.ZipFile(sys.argv[1]).namelist() if name.endswith(".py")}
-own = {f"actorpp/{p.relative_to('actorpp')}" for p in Path("actorpp").rglob("*.py")}
+packed = {name for name in zipfile.ZipFile(sys.argv[1]).namelist() if name.endswith((".py", ".html", ".css", ".js"))}
+own = {f"actorpp/{p.relative_to('actorpp')}" for kind in ("py", "html", "css", "js") for p in Path("actorpp").rglob(f"*.{kind}")}
 for folder in ("stages", "transport", "cli"):
     own |= {f"actorpp/{p}" for p in Path(folder).rglob("*.py")}
 if packed != own:

@@ -125,6 +125,17 @@ class ActorStats(msgspec.Struct, frozen=True):
     depths: dict[str, int]
 
 
+class PrefillStats(msgspec.Struct, frozen=True):
+    """A request whose prompt is being computed: ``computed`` of ``total`` tokens, seconds since it was submitted, and
+    about how many are left at its own pace, once there is one."""
+
+    id: str
+    computed: int
+    total: int
+    elapsed_s: float
+    remaining_s: float | None
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """The engine at this moment; counters run since it started.
 
@@ -220,6 +231,7 @@ class EngineLike(Protocol):
 
     def stats(self) -> EngineStats: ...
     def actors(self) -> list[ActorStats]: ...
+    def prefills(self) -> list[PrefillStats]: ...
     @property
     def activity(self) -> Activity:
         """What the pipeline has done; it has room for observers."""

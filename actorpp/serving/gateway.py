@@ -116,6 +116,10 @@ class Gateway:
         codec = self._require_codec("tokenizer")
         return {**codec.config, **codec.special_tokens, "chat_template": codec.chat_template}
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._codec is not None and self._codec.chat_template is not None
+
     def token_text(self, token: int) -> str:
         """One token's text; without a tokenizer, and for ids outside it, its number."""
         return f"token_id:{token}" if self._codec is None else self._codec.token_text(token)

@@ -9,7 +9,7 @@ from actorpp.analysis.trace import TracedRequest
 from actorpp.coordinator.request import EndReason, Request
 from actorpp.errors import RequestError
 from actorpp.serving.activity import Activity, RequestRecord
-from actorpp.serving.api import Event, Finished, Progress, PromptLogprobs, RequestMetrics, Tokens
+from actorpp.serving.api import Event, Finished, PrefillStats, Progress, PromptLogprobs, RequestMetrics, Tokens
 from actorpp.serving.logprobs import TokenLogprob, decode_logprobs
 from actorpp.stages.messages import Logprobs
 
@@ -47,6 +47,8 @@ class Handle:
         self._ended_at: float | None = None
         self._generated = 0
         self._progress: Progress | None = None
+        self._pace_from: tuple[float, int] | None = None  # when how much of the prompt was computed
+        self._newest = (self._submitted_at, 0)
         self._ids: list[int] = []
         self._logprobs: list[Logprobs] = []  # of the same ids, if they were asked for
         self._prompt_logprobs: list[Logprobs] = []
@@ -72,6 +74,10 @@ class Handle:
     # --- the coordinator's side --------------------------------------------------------------------------------------
 
     def progress(self, computed: int, total: int) -> None:
+        now = self._clock()
+        if self._pace_from is None:
+            self._pace_from = (now, computed)
+        self._newest = (now, computed)
         self._progress = Progress(computed, total)
         self._news.set()
 
@@ -129,6 +135,16 @@ class Handle:
                 return
             elif self._end is not None:
                 raise self._end
+
+    def prefill(self) -> PrefillStats:
+        """How far the prompt is."""
+        total = 0 if self.request is None else self.request.prompt_len
+        at, computed = self._newest
+        remaining = None
+        if self._pace_from is not None and computed > self._pace_from[1]:
+            began, before = self._pace_from
+            remaining = (total - computed) * (at - began) / (computed - before)
+        return PrefillStats(self.id, computed, total, self._clock() - self._submitted_at, remaining)
 
     def _record(self, outcome: str) -> RequestRecord:
         metrics = self._end.metrics if isinstance(self._end, Finished) else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import secrets
 import time
 from collections.abc import Sequence
@@ -31,8 +33,10 @@ from actorpp.serving.http.bodies import (
 from actorpp.serving.http.connection import ClientGoneError, EventStream, while_connected
 from actorpp.serving.http.decoding import decode
 from actorpp.serving.http.errors import HttpError, error_response
+from actorpp.serving.http.page import add_page
 from actorpp.serving.http.runs import Runs
 from actorpp.serving.http.schema import body_schema, describe
+from actorpp.serving.live import Live
 from actorpp.serving.metrics import CONTENT_TYPE, Metrics
 from actorpp.serving.request import CompletionRequest
 
@@ -43,26 +47,43 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 
 class ApiKey:
-    """Middleware: without the key, only OPEN_PATHS answer. The comparison takes the same time for every wrong key."""
+    """Middleware: without the key, only OPEN_PATHS answer. The comparison takes the same time for every wrong key.
+
+    The key comes as a bearer token, or as the password of whatever user: so a browser asks for it, and shows the page.
+    """
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
-        self._expected = f"Bearer {key}".encode()
+        self._key = key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             given = dict(scope["headers"]).get(b"authorization", b"")
-            if not secrets.compare_digest(given, self._expected):
+            if not secrets.compare_digest(_key_in(given), self._key):
                 refusal = HttpError(401, "invalid_api_key", "give the server's key: Authorization: Bearer KEY")
-                await error_response(refusal, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+                scheme = 'Basic realm="actorpp, the API key as password"' if scope["path"] == "/" else "Bearer"
+                await error_response(refusal, {"WWW-Authenticate": scheme})(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def _key_in(authorization: bytes) -> bytes:
+    scheme, _, value = authorization.partition(b" ")
+    if scheme.lower() == b"bearer":
+        return value
+    if scheme.lower() == b"basic":
+        try:
+            return base64.b64decode(value, validate=True).partition(b":")[2]
+        except binascii.Error:
+            return b""
+    return b""
 
 
 def make_app(
     gateway: Gateway,
     runs: Runs,
     metrics: Metrics,
+    live: Live,
     *,
     watchdog_s: float,
     api_key: str | None = None,
@@ -112,6 +133,8 @@ def make_app(
             )
         finally:
             runs.end(run)
+
+    add_page(app, live, runs)
 
     @app.post("/v1/completions", openapi_extra=body_schema(CompletionBody), responses=describe(stream=True))
     async def completions(request: Request) -> Response:

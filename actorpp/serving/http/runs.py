@@ -50,11 +50,11 @@ class Runs:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._running: set[Run] = set()
-        self._stopping = False
+        self.stopped = asyncio.Event()
 
     def stop(self) -> None:
         """End everything: each client gets an error that says so."""
-        self._stopping = True
+        self.stopped.set()
         for run in self._running:
             run.abort()
 
@@ -68,7 +68,7 @@ class Runs:
         try:
             for request in requests:
                 completions.append(await self._gateway.complete(request, room=MAX_UNASKED_TOKENS))
-            if self._stopping:
+            if self.stopped.is_set():
                 raise AbortedError(STOPPING)
         except BaseException:
             for completion in completions:

@@ -14,6 +14,7 @@ from actorpp.errors import ConfigError
 from actorpp.serving.gateway import Gateway
 from actorpp.serving.http.app import make_app
 from actorpp.serving.http.runs import Runs
+from actorpp.serving.live import Live
 from actorpp.serving.looplag import LoopLag
 from actorpp.serving.metrics import Metrics
 from actorpp.transport.addresses import check_bind, tcp_endpoint
@@ -78,9 +79,15 @@ class HttpServer:
     async def serve(self, gateway: Gateway) -> None:
         """Answer until cancelled. What is then unfinished is aborted, and its clients are told so."""
         runs, lag = Runs(gateway), LoopLag()
-        metrics = Metrics(gateway.engine, lag)
+        metrics, live = Metrics(gateway.engine, lag), Live(gateway)
         app = make_app(
-            gateway, runs, metrics, watchdog_s=self._watchdog_s, api_key=self._api_key, keep_alive_s=self._keep_alive_s
+            gateway,
+            runs,
+            metrics,
+            live,
+            watchdog_s=self._watchdog_s,
+            api_key=self._api_key,
+            keep_alive_s=self._keep_alive_s,
         )
         config = uvicorn.Config(
             app,
@@ -98,6 +105,7 @@ class HttpServer:
             await asyncio.shield(serving)
         finally:
             metrics.close()
+            live.close()
             measuring.cancel()
             runs.stop()
             server.should_exit = True

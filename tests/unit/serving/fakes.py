@@ -22,6 +22,7 @@ from actorpp.serving.api import (
     Finished,
     GenerationParams,
     OnStartup,
+    PrefillStats,
     Progress,
     PromptLogprobs,
     RequestMetrics,
@@ -249,6 +250,9 @@ class FakeEngine:
             stages=(stage, stage),
             stalled_s=self.stalled_s,
         )
+
+    def prefills(self) -> list[PrefillStats]:
+        return [PrefillStats(handle.id, 1, len(handle.prompt_ids), 1.0, 2.0) for handle in self.running]
 
     def actors(self) -> list[ActorStats]:
         return [ActorStats("coordinator", 0, {"outputs": 2})]
