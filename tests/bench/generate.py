@@ -135,11 +135,13 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         found: dict[tuple[str, str, str], list[float]] = {
             (job.name, metric, who): [] for job in jobs for metric in job.metrics for who in contestants
         }
-        for index in range(options.rounds + 1):  # the first one warms up
+        for run in contestants.values():  # first uses: threads, kernels, caches
+            run(Job(2, 64, 4))
+        for _ in range(options.rounds):
             for job in jobs:
                 for who, run in contestants.items():
                     values = run(job)
-                    for metric in job.metrics if index else ():
+                    for metric in job.metrics:
                         found[job.name, metric, who].append(values[metric])
     rows = []
     for (job_name, metric, who), values in found.items():
@@ -154,7 +156,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2], help="pipelines to measure (default 1 2)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of all cases, after one to warm up (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of all cases (default 5)")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="default float32")
     parser.add_argument("--requests", type=int, default=16, help="requests of the batch (default 16)")
     parser.add_argument("--new", type=int, default=64, help="new tokens of each request of the batch (default 64)")

@@ -19,6 +19,8 @@ from tests.exactness.families import ONE_OF_EACH_TYPE, SHORT_NEW_TOKENS, Held
 from tests.exactness.plans import DIMENSIONS
 from tests.exactness.policy import TINY, TokenTally
 
+pytestmark = pytest.mark.timeout(300)  # the first test waits for the oracle's answers about all families
+
 DEPTHS = (0, 1, 2, 3, 4)
 CIRCUMSTANCES = list(zip(cycle(DIMENSIONS["partition"]), cycle((16, 5, 64, 1)), cycle((16, 4)), DEPTHS * 8))
 

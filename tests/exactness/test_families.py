@@ -19,6 +19,8 @@ from tests.exactness.faults import FAULTS, FLOAT8_CACHE, FOR_ALL
 from tests.exactness.plans import DIMENSIONS, Chains, Plan, check_plan, covering_plans, pairs
 from tests.exactness.policy import TINY, TokenTally, check_bfloat16, check_bit_equal, check_logits
 
+pytestmark = pytest.mark.timeout(300)  # the first test waits for the oracle's answers about all families
+
 CHUNK, PAGE = 131, 16
 WITH_EXPERTS = [name for name, family in FAMILIES.items() if "num_experts_per_tok" in family.options]
 

@@ -204,11 +204,15 @@ def prompt_of(life: Life, number: int) -> tuple[int, ...]:
 
 
 def count_states(pipeline: SimulatedPipeline, seen: Counter[str]) -> None:
-    """In which state aborts and deadlines meet a request."""
+    """In which state aborts and deadlines meet a request; an abort of an aborted one has a state of its own."""
+    aborted: set[int] = set()
 
     def counting(kind: str, end: Callable[..., None]) -> Callable[..., None]:
         def counted(request: Request, *error: Exception) -> None:
-            seen[f"{kind}, {state_of(pipeline, request)}"] += 1
+            state = state_of(pipeline, request)
+            seen[f"{kind}, {'aborted' if state == 'ended' and request.rid in aborted else state}"] += 1
+            if kind == "abort" and state != "ended":
+                aborted.add(request.rid)
             end(request, *error)
 
         return counted
@@ -325,6 +329,6 @@ def test_aborts_and_deadlines_meet_requests_in_every_state() -> None:
     seen: Counter[str] = Counter()
     for number in range(150):
         check_scenario(drawn(number), seen)
-    wanted = {f"abort, {state}" for state in {*STATES, "ended"}}
+    wanted = {f"abort, {state}" for state in {*STATES, "aborted", "ended"}}
     wanted |= {f"deadline, {state}" for state in STATES - {"unseen"}}
     assert wanted <= set(seen), seen
