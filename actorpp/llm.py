@@ -228,14 +228,20 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one chat, or a list of chats, through the model's template. As ``generate`` otherwise.
 
         Args:
             messages: ``[{"role": "user", "content": "…"}, …]``, or a list of such lists.
+            tools: What the template tells the model of functions it may call; its answer is a text all the same.
+            chat_template_kwargs: What else the template may ask for, like ``enable_thinking``.
         """
         chats = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self._complete([{"messages": list(chat)} for chat in chats], sampling_params, use_tqdm)
+        shared = {"tools": tools and list(tools), "chat_template_kwargs": chat_template_kwargs}
+        return self._complete([{"messages": list(chat), **shared} for chat in chats], sampling_params, use_tqdm)
 
     def stats(self) -> EngineStats:
         """The engine's figures at this moment."""

@@ -151,6 +151,20 @@ def test_chats(fakes: Fakes, llm: LLM) -> None:
     assert alone.prompt == rendered("ho")
 
 
+def test_a_chats_template_gets_tools_and_variables(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def render(codec: TextCodec, messages: list[Any], **given: Any) -> str:
+        seen.append(given)
+        return "the cat"
+
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(TextCodec, "render_chat", render)
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    chat = [{"role": "user", "content": "hi"}]
+    llm.chat(chat, tools=tools, chat_template_kwargs={"enable_thinking": False})
+    llm.chat(chat)
+    assert seen == [{"tools": tools, "enable_thinking": False}, {"tools": None}]
+
+
 @pytest.mark.parametrize(
     ("prompt", "complaint"),
     [
