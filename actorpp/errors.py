@@ -16,15 +16,33 @@ class ActorppError(Exception):
         code: Stable, lower-case word that names the kind of error, also over sockets.
         retryable: Whether the same request may succeed later.
         param: The option or request field at fault, if one is.
+        retry_after_ms: After how many milliseconds asking again makes sense, if that can be said.
+        stage: The number of the pipeline stage that it happened in, if it was one.
     """
 
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
+    default_retry_after_ms: ClassVar[int | None] = None
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_ms: int | None = None, stage: int | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.retry_after_ms = self.default_retry_after_ms if retry_after_ms is None else retry_after_ms
+        self.stage = stage
+
+    def as_dict(self) -> dict[str, Any]:
+        """The error object that clients get, the same over every door."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "param": self.param,
+            "retryable": self.retryable,
+            "retry_after_ms": self.retry_after_ms,
+            "stage": self.stage,
+        }
 
 
 # --- configuration and models -------------------------------------------------------------------------------------
@@ -86,6 +104,7 @@ class OverloadedError(RequestError):
 
     code = "overloaded"
     retryable = True
+    default_retry_after_ms = 1000
 
 
 class AbortedError(RequestError):

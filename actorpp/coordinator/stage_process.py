@@ -187,10 +187,10 @@ class StageProcess(Actor):
         await self.until(arrived)
         if found:
             return found[0]
-        raise self.failure or StageFailedError(f"stage {self.stage} has failed")
+        raise self.failure or StageFailedError(f"stage {self.stage} has failed", stage=self.stage)
 
     def fail(self, reason: str, report: Callable[[Exception], None]) -> None:
-        error = StageFailedError(f"stage {self.stage}: {reason}")
+        error = StageFailedError(f"stage {self.stage}: {reason}", stage=self.stage)
         if self.failure is None:
             self.failure = error
             self.notify()

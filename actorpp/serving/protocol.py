@@ -1,4 +1,4 @@
-"""Protocol ACTORPP/1 as types and limits: headers, bodies, errors, and how token ids travel.
+"""Protocol ACTORPP/1 as types and limits: headers, bodies, and how token ids travel.
 
 docs/protocol.md explains it. No sockets and no operations here.
 """
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from actorpp.errors import ActorppError, InvalidRequestError
+from actorpp.errors import InvalidRequestError
 from actorpp.serving.request import MAX_PROMPT_TOKENS
 from actorpp.transport.wire import Envelope, Frame, Limits
 
@@ -49,19 +49,6 @@ class ReplyHeader(msgspec.Struct, frozen=True):
     status: Status
     seq: int
     boot: str
-
-
-class ErrorBody(msgspec.Struct, frozen=True):
-    """Why there is no result: a stable word, a sentence, the field at fault, and whether asking again may help."""
-
-    code: str
-    message: str
-    param: str | None
-    retryable: bool
-
-    @classmethod
-    def of(cls, error: ActorppError) -> ErrorBody:
-        return cls(error.code, error.message, error.param, error.retryable)
 
 
 class _OnlyId(msgspec.Struct):

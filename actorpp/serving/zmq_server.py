@@ -34,7 +34,6 @@ from actorpp.serving.protocol import (
     MINOR,
     VERSION,
     WIRE_LIMITS,
-    ErrorBody,
     Message,
     Named,
     Poll,
@@ -168,7 +167,7 @@ class ZmqServer:
             self._on_dead_letter(peer, frames, error.message)
 
     def _reply_error(self, peer: bytes, route: list[bytes], id: JobId | None, error: ActorppError) -> None:
-        self._reply(peer, route, id, Reply(msgspec.to_builtins(ErrorBody.of(error)), "error"))
+        self._reply(peer, route, id, Reply(error.as_dict(), "error"))
 
     def _on_dead_letter(self, peer: bytes, frames: Sequence[Frame], reason: str) -> None:
         self._counters["undeliverable"] += 1

@@ -313,8 +313,9 @@ def test_errors_are_objects(op: str, body: dict[str, Any], code: str, param: str
     async def check(setup: Setup) -> None:
         header, error, _ = await setup.once(op, body, id="e")
         assert (header["id"], header["status"]) == ("e", "error")
-        assert set(error) == {"code", "message", "param", "retryable"}
+        assert set(error) == {"code", "message", "param", "retryable", "retry_after_ms", "stage"}
         assert (error["code"], error["param"], error["retryable"]) == (code, param, False)
+        assert error["retry_after_ms"] is error["stage"] is None
 
     serve(check)
 
@@ -480,11 +481,11 @@ def test_a_refused_or_retryable_request_may_be_tried_again_under_its_id() -> Non
     async def body(setup: Setup) -> None:
         setup.engine.capacity = 0
         _, error, _ = await setup.once("generate", PROMPT, id="job")
-        assert (error["code"], error["retryable"]) == ("overloaded", True)
+        assert (error["code"], error["retryable"], error["retry_after_ms"]) == ("overloaded", True, 1000)
         setup.engine.capacity = 1
-        setup.engine.failure = StageFailedError("stage 0 died")
+        setup.engine.failure = StageFailedError("stage 0 died", stage=0)
         header, error, _ = await setup.once("generate", PROMPT, id="job")
-        assert (error["code"], error["retryable"]) == ("stage_failed", True)
+        assert (error["code"], error["retryable"], error["stage"]) == ("stage_failed", True, 0)
         header, error, _ = await setup.once("poll", {"request": "job"})
         assert (header["status"], error["message"]) == ("error", "stage 0 died")
         setup.engine.failure = None
