@@ -2,13 +2,14 @@
 
 A socket is read by one callback on its file descriptor, registered once and removed only at close. That is why
 ``zmq.asyncio`` is not used: it makes a future per ``recv``, and cancelling one (any timeout does) can lose a message
-that was already taken; and it is slower (an ask between two processes over ipc on two busy cores takes 245 µs with it,
-150 µs here, and 120 µs with nothing but blocking calls).
+that was already taken; and it is slower (``tests.bench.actors`` has the figures).
 
 ZeroMQ's descriptor belongs to the socket's internal mailbox, not to its messages: it fires when a command arrives there
 (a message, a peer gone, room in a peer's queue), and any call on the socket may take the commands and with them the
 wake-up. So every wake-up reads until ZeroMQ says that there is nothing, and every send is followed by the question
-whether there is something. Room for a peer that was full is also looked for on a timer.
+whether there is something. A wake-up's first message is delivered before any question, and what it sets going runs
+before the rest is looked for: questions are system calls, and an answer that somebody waits for should not wait for
+them. Room for a peer that was full is also looked for on a timer.
 
 One message that cannot be taken raises ``PeerUnreachableError`` from ``send``. One that was taken into the outbox and
 then cannot be delivered goes to ``on_dead_letter``. What ZeroMQ has taken is out of our hands: it is lost if the peer
@@ -27,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import zmq
+import zmq.backend
 
 from actorpp.errors import ConfigError, PeerUnreachableError, TransportError
 from actorpp.transport.addresses import check_bind
@@ -46,7 +48,11 @@ READ_BATCH = 64
 # Seconds between tries to send to peers that were full, as the news of room may be taken by a call for another peer.
 RETRY_FULL_S = 0.01
 
-# Plain integers: pyzmq's own *_multipart with enum flags takes three times as long, half of a message's cost here.
+# pyzmq's C methods and plain integers: its Python wrappers and enum flags triple what a frame costs here.
+_send_frame = zmq.backend.Socket.send
+_recv_frame = zmq.backend.Socket.recv
+_get_option = zmq.backend.Socket.get
+
 _NO_WAIT = int(zmq.NOBLOCK)
 _SEND_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
@@ -99,7 +105,7 @@ class _Socket(ABC):
 
     def _open(self) -> None:
         self._fd = self._socket.fileno()
-        self._loop.add_reader(self._fd, self._look)
+        self._loop.add_reader(self._fd, self._on_wake_up)
         self._look_soon()  # an edge may have gone by before the reader was there
 
     @property
@@ -143,7 +149,7 @@ class _Socket(ABC):
             if not self._try_send(message):
                 self._outboxes[peer] = deque([message])
                 self._look_soon()  # which goes on looking for room
-            elif self._readable():
+            elif self._look_again is None and self._readable():
                 self._look_soon()
         elif len(waiting) < self._outbox_capacity:
             waiting.append(message)
@@ -152,10 +158,12 @@ class _Socket(ABC):
 
     def _try_send(self, message: Sequence[Frame]) -> bool:
         """Hands a message to ZeroMQ; False if it has no room now."""
+        socket = self._socket
+        *head, last = message
         try:
-            for frame in message[:-1]:
-                self._socket.send(frame, _SEND_MORE)
-            self._socket.send(message[-1], _NO_WAIT)
+            for frame in head:
+                _send_frame(socket, frame, _SEND_MORE)
+            _send_frame(socket, last, _NO_WAIT)
         except zmq.Again:  # only at the first frame: ZeroMQ has room for all of a message or for none of it
             return False
         except zmq.ZMQError as error:
@@ -164,45 +172,55 @@ class _Socket(ABC):
             raise TransportError(f"send failed: {error}") from error
         return True
 
-    def _readable(self) -> bool:
-        """Whether there is a message. If not, all commands are taken, and only a new one, which wakes, brings one."""
-        return bool(int(self._socket.get(_EVENTS)) & _POLLIN)
+    def _readable(self) -> int:
+        """Not 0 if there is a message. If 0, all commands are taken, and only a new one, which wakes, brings one."""
+        return _get_option(self._socket, _EVENTS) & _POLLIN  # type: ignore[operator]  # this option is an integer
 
     def _receive(self) -> list[bytes]:
+        socket = self._socket
         frames = []
-        more = True
-        while more:
-            frame = self._socket.recv(_NO_WAIT, copy=False)
+        while True:
+            frame = _recv_frame(socket, _NO_WAIT, False)
             frames.append(frame.bytes)
-            more = frame.more
-        return frames
+            if not frame.more:
+                return frames
 
     def _look_soon(self) -> None:
         if self._look_again is None:
             self._look_again = self._loop.call_soon(self._look)
 
+    def _on_wake_up(self) -> None:
+        """Takes one message at once, and leaves the rest, with all questions to ZeroMQ, until it has been acted on."""
+        self._take()
+        if not self.closed:  # by a callback
+            self._look_soon()
+
+    def _take(self) -> bool:
+        """Receives and delivers one message; False if there is none."""
+        try:
+            message = self._receive()
+        except zmq.Again:  # nothing but commands, or taken back by ZeroMQ, as when its peer has gone
+            return False
+        except zmq.ZMQError as error:
+            self._on_error(TransportError(f"receive failed: {error}"))
+            return False
+        try:
+            self._deliver(message)
+        except Exception as error:  # a fault of the receiver must not end the reader, nor go unseen
+            self._on_error(error)
+        return True
+
     def _look(self) -> None:
         """Reads a batch, then flushes the outboxes. Comes back while there is more to read, or more room may come."""
-        for handle in (self._look_again, self._retry_full):
-            if handle is not None:
-                handle.cancel()
-        self._look_again = self._retry_full = None
+        self._look_again = None
+        if self._retry_full is not None:
+            self._retry_full.cancel()
+            self._retry_full = None
         for _ in range(READ_BATCH):
             if self.closed:  # by a callback
                 return
-            if not self._readable():
+            if not (self._readable() and self._take()):
                 break
-            try:
-                message = self._receive()
-            except zmq.Again:  # taken back by ZeroMQ, as when its peer has gone
-                break
-            except zmq.ZMQError as error:
-                self._on_error(TransportError(f"receive failed: {error}"))
-                break
-            try:
-                self._deliver(message)
-            except Exception as error:  # a fault of the receiver must not end the reader, nor go unseen
-                self._on_error(error)
         else:
             self._look_soon()
         if self.closed or not self._outboxes:

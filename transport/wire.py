@@ -48,8 +48,7 @@ class Limits:
         return max(self.max_header_bytes, self.max_body_bytes, self.max_buffer_bytes)
 
 
-@dataclass(frozen=True)
-class Envelope(Generic[H, M]):
+class Envelope(msgspec.Struct, Generic[H, M], frozen=True):
     """A decoded message: its header, its body and the raw buffers that came with it."""
 
     header: H
@@ -90,35 +89,33 @@ class Codec(Generic[H, M]):
         """
         if len(frames) < 4:
             raise ProtocolError(f"a message has at least 4 frames, got {len(frames)}")
-        if len(frames[0]):
+        if frames[0]:
             raise ProtocolError(f"the first frame must be empty, got {len(frames[0])} bytes")
         if frames[1] != MAGIC:
             raise ProtocolError(f"the second frame must be {MAGIC!r}, got {bytes(frames[1][:16])!r}")
         self._check_sizes(frames)
-        header = self._unpack("header", self._headers, frames[2])
-        return Envelope(header, self._unpack("body", self._messages, frames[3]), tuple(frames[4:]))
+        part = "header"
+        try:
+            check_nesting(frames[2], self.limits.max_depth)
+            header = self._headers.decode(frames[2])
+            part = "body"
+            check_nesting(frames[3], self.limits.max_depth)
+            return Envelope(header, self._messages.decode(frames[3]), tuple(frames[4:]))
+        except (msgspec.MsgspecError, ProtocolError) as error:
+            raise ProtocolError(f"{part}: {error}") from None
 
     def _check_sizes(self, frames: Sequence[Frame]) -> None:
         limits = self.limits
         if len(frames) > limits.max_frames:
             raise ProtocolError(f"{len(frames)} frames, over the limit of {limits.max_frames}")
-        _check_size("header", frames[2], limits.max_header_bytes)
-        _check_size("body", frames[3], limits.max_body_bytes)
-        for i, buffer in enumerate(frames[4:]):
-            _check_size(f"buffer {i}", buffer, limits.max_buffer_bytes)
-
-    def _unpack(self, name: str, decoder: msgspec.msgpack.Decoder[Any], frame: Frame) -> Any:
-        try:
-            check_nesting(frame, self.limits.max_depth)
-            return decoder.decode(frame)
-        except (msgspec.MsgspecError, ProtocolError) as error:
-            raise ProtocolError(f"{name}: {error}") from None
-
-
-def _check_size(name: str, frame: Frame, limit: int) -> None:
-    size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
-    if size > limit:
-        raise ProtocolError(f"{name} of {size} bytes, over the limit of {limit}")
+        if len(frames[2]) > limits.max_header_bytes:
+            raise ProtocolError(f"header of {len(frames[2])} bytes, over the limit of {limits.max_header_bytes}")
+        if len(frames[3]) > limits.max_body_bytes:
+            raise ProtocolError(f"body of {len(frames[3])} bytes, over the limit of {limits.max_body_bytes}")
+        for i, buffer in enumerate(frames[4:] if len(frames) > 4 else ()):
+            size = buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+            if size > limits.max_buffer_bytes:
+                raise ProtocolError(f"buffer {i} of {size} bytes, over the limit of {limits.max_buffer_bytes}")
 
 
 # First bytes of MessagePack maps and arrays: fixmap and fixarray, then array16, array32, map16, map32.
@@ -140,7 +137,8 @@ def check_nesting(data: Frame, max_depth: int) -> None:
     Raises:
         ProtocolError: Saying which of the two it was.
     """
-    data = bytes(data)
+    if not isinstance(data, bytes):
+        data = bytes(data)
     # Nearly every message takes this way out: it has fewer bytes that could open a map or array than levels allowed,
     # and none that could announce more items than 16 bits count.
     openers = data.translate(None, _NOT_CONTAINERS)

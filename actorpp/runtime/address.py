@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from actorpp.errors import ActorDefinitionError, DeadlockError
 from actorpp.runtime.inbox import Inbox
-from actorpp.runtime.mailbox import Ask, Mailbox
+from actorpp.runtime.mailbox import Ask, Mailbox, ReplyTo
 from actorpp.runtime.messages import Request, Terminated
 from actorpp.runtime.waits import current_cell
 
@@ -103,6 +104,38 @@ class Address(Generic[M_contra]):
         finally:
             if deadlines is not None:
                 deadlines.remove(item)
+
+    def ask_nowait(
+        self,
+        message: Request[R],
+        reply: Callable[[R], object],
+        failed: Callable[[Exception], object],
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Send a request whose reply goes to a function, for senders that cannot await, such as a socket's reader.
+
+        One of the two functions is called, once, as soon as the reply or an error of ``ask`` is there: they must be
+        short. Nothing is called when this method raises.
+
+        Raises:
+            ActorStoppedError: The actor has stopped.
+            MailboxFullError: No room, and the inbox's policy is BLOCK or FAIL.
+            TypeError: The message is not of the inbox's union.
+        """
+        box, cell = self._box, self._cell
+        if message.__class__ not in self._types:
+            box.check(message)
+        if box.inbox.kind == "pulled":
+            raise ActorDefinitionError(f"{box.inbox} has no handler, so nothing there answers an ask")
+        sink = ReplyTo(reply, failed)
+        item = Ask(message, sink, current_cell.get())
+        if not box.offer(item):
+            raise box.full_error()
+        if timeout is not None and not sink.done():  # an inbox that drops the newest has answered already
+            deadlines = cell.deadlines.get(timeout) or cell.new_deadlines(timeout)
+            deadlines.add(item)
+            sink.ended = lambda: deadlines.remove(item)
 
 
 class ActorRef:

@@ -38,16 +38,15 @@ class Deadlines:
 
     def remove(self, ask: Ask) -> None:
         """The ask has ended."""
-        del self._pending[ask]
+        self._pending.pop(ask, None)
 
     def _look(self) -> None:
         now = self._loop.time()
-        for ask, due in self._pending.items():  # oldest first; an expired one is removed by its asker
+        while self._pending:
+            ask, due = next(iter(self._pending.items()))  # the oldest
             if due > now:
                 guard_later(due - now, self._look)
                 return
+            del self._pending[ask]
             self._expire(ask, self._seconds)
-        if self._pending:
-            self._loop.call_soon(self._look)  # the expired are still to be removed
-        else:
-            self._forget(self._seconds)
+        self._forget(self._seconds)

@@ -25,12 +25,47 @@ FAIRNESS = 64
 """After this many takes the lowest non-empty lane gets one."""
 
 
+class ReplyTo:
+    """What takes the place of an ask's future where nobody awaits: the reply goes to a function, at once.
+
+    Args:
+        reply, failed: One of them is called, once. What they raise is the loop's business, not the replying actor's.
+    """
+
+    __slots__ = ("_done", "_failed", "_reply", "ended")
+
+    def __init__(self, reply: Callable[[Any], object], failed: Callable[[Exception], object]) -> None:
+        self._reply = reply
+        self._failed = failed
+        self._done = False
+        self.ended: Callable[[], object] | None = None
+
+    def done(self) -> bool:
+        return self._done
+
+    def set_result(self, value: Any) -> None:
+        self._call(self._reply, value)
+
+    def set_exception(self, error: Any) -> None:
+        self._call(self._failed, error)
+
+    def _call(self, function: Callable[[Any], object], value: Any) -> None:
+        self._done = True
+        if self.ended is not None:
+            self.ended()
+        try:
+            function(value)
+        except Exception as error:
+            context = {"message": "a reply to ask_nowait was not handled", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+
+
 class Ask:
     """A message whose sender awaits the reply, as it lies in a mailbox."""
 
     __slots__ = ("asker", "future", "message")
 
-    def __init__(self, message: object, future: asyncio.Future[Any], asker: Cell | None) -> None:
+    def __init__(self, message: object, future: asyncio.Future[Any] | ReplyTo, asker: Cell | None) -> None:
         self.message = message
         self.future = future
         self.asker = asker

@@ -201,21 +201,26 @@ def echo(endpoint: str) -> None:
 
 
 async def serve(endpoint: str) -> None:
-    """The child: a Router that asks the actor and sends its answer back, until stdin closes."""
-    async with ActorSystem() as system, asyncio.TaskGroup() as group:
+    """The child: a Router whose reader asks the actor, which sends its answer back, until stdin closes."""
+    async with ActorSystem() as system:
         address = (await system.spawn(Counter))[Counter.inbox]
-
-        async def answer(peer: bytes, header: Header, message: Add) -> None:
-            router.send(peer, CODEC.encode(Result(await address.ask(message, timeout=10.0)), header))
+        failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def on_message(peer: bytes, frames: list[bytes]) -> None:
             request = CODEC.decode(frames)
             if isinstance(request.message, Add):
-                group.create_task(answer(peer, request.header, request.message))
+
+                def reply(n: int) -> None:
+                    router.send(peer, CODEC.encode(Result(n), request.header))
+
+                address.ask_nowait(request.message, reply, failure.set_exception, timeout=10.0)
 
         router = Router(endpoint, on_message, lambda peer, frames, reason: None)
-        await asyncio.to_thread(sys.stdin.read)
+        closing = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
+        await asyncio.wait({closing, failure}, return_when=asyncio.FIRST_COMPLETED)
         await router.close()
+        if failure.done():
+            failure.result()
 
 
 # --- peers ------------------------------------------------------------------------------------------------------------
