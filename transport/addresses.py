@@ -48,7 +48,7 @@ def check_bind(endpoint: str, allow_remote: bool) -> None:
         if not allow_remote and not is_loopback(host):
             raise ConfigError(
                 f"{host} can be reached from other machines, and messages are neither encrypted nor authenticated: "
-                "allow it explicitly, on a trusted network only",
+                "turn CURVE on, or allow it explicitly, on a trusted network only",
                 param="host",
             )
     else:

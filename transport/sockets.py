@@ -32,6 +32,7 @@ import zmq.backend
 
 from actorpp.errors import ConfigError, PeerUnreachableError, TransportError
 from actorpp.transport.addresses import check_bind
+from actorpp.transport.curve import CurveClient, CurveServer, secure_client, secure_server
 from actorpp.transport.wire import Frame, Limits
 
 # Messages that ZeroMQ itself queues for a peer, before the outbox. Small, because it reports none of these
@@ -97,6 +98,8 @@ class _Socket(ABC):
         self._look_again: asyncio.Handle | None = None
         self._retry_full: asyncio.TimerHandle | None = None
         self._drained: asyncio.Event = asyncio.Event()
+        self._first: zmq.Frame  # of the message that was received last
+        self._after_close: Callable[[], object] = lambda: None
         self._socket: zmq.Socket[bytes] = context().socket(kind)
         self._socket.linger = 0
         self._socket.set(zmq.SNDHWM, SEND_MARK)
@@ -138,6 +141,7 @@ class _Socket(ABC):
             if handle is not None:
                 handle.cancel()
         self._socket.close(linger=int(flush_s * 1000))
+        self._after_close()
         for peer in list(self._outboxes):
             self._drop(peer, "the socket was closed")
 
@@ -178,12 +182,12 @@ class _Socket(ABC):
 
     def _receive(self) -> list[bytes]:
         socket = self._socket
-        frames = []
-        while True:
+        frame = self._first = _recv_frame(socket, _NO_WAIT, False)
+        frames = [frame.bytes]
+        while frame.more:
             frame = _recv_frame(socket, _NO_WAIT, False)
             frames.append(frame.bytes)
-            if not frame.more:
-                return frames
+        return frames
 
     def _look_soon(self) -> None:
         if self._look_again is None:
@@ -281,10 +285,12 @@ class Router(_Socket):
         on_error: Called with what a callback raised; by default it goes to the loop's exception handler.
         outbox: Messages kept per peer beyond what ZeroMQ holds.
         limits: Larger frames are refused by dropping the connection they come from.
-        allow_remote: Let addresses other than loopback be bound.
+        curve: Encrypt, and let only peers connect whose public keys are allowed.
+        allow_remote: Let addresses other than loopback be bound without ``curve``.
 
     Raises:
-        ConfigError: If the address is taken, malformed, or open to other machines without ``allow_remote``.
+        ConfigError: If the address is taken, malformed, or open to other machines without ``curve`` or
+            ``allow_remote``.
     """
 
     def __init__(
@@ -296,19 +302,23 @@ class Router(_Socket):
         on_error: Callable[[BaseException], None] | None = None,
         outbox: int = 256,
         limits: Limits | None = None,
+        curve: CurveServer | None = None,
         allow_remote: bool = False,
     ) -> None:
-        check_bind(bind, allow_remote)
+        check_bind(bind, allow_remote or curve is not None)
         super().__init__(zmq.ROUTER, limits or Limits(), outbox, on_error)
         self._on_message = on_message
         self._on_dead_letter = on_dead_letter
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
         if "[" in bind:
             self._socket.set(zmq.IPV6, 1)
+        if curve is not None:
+            self._after_close = secure_server(self._socket, curve)
         try:
             self._socket.bind(bind)
         except zmq.ZMQError as error:
             self._socket.close(linger=0)
+            self._after_close()
             if error.errno == errno.EADDRINUSE:
                 host, _, port = bind.partition("://")[2].rpartition(":")
                 raise ConfigError(f"port {port} on {host} is already in use", param="port") from None
@@ -323,6 +333,10 @@ class Router(_Socket):
             PeerUnreachableError: If no such peer is connected, its outbox is full, or this socket is closed.
         """
         self._send(routing_id, [routing_id, *frames])
+
+    def sender_type(self) -> str:
+        """Socket type (``REQ``, ``DEALER``…) of who sent the message that ``on_message`` is being called with."""
+        return str(self._first.get("Socket-Type"))
 
     def _name(self, peer: bytes) -> str:
         return f"peer {peer!r}"
@@ -346,6 +360,7 @@ class Dealer(_Socket):
         on_error: Called with what a callback raised; by default it goes to the loop's exception handler.
         outbox: Messages kept beyond what ZeroMQ holds.
         limits: Larger frames are refused by dropping the connection they come from.
+        curve: The keys to show a Router that has CURVE.
     """
 
     def __init__(
@@ -358,6 +373,7 @@ class Dealer(_Socket):
         on_error: Callable[[BaseException], None] | None = None,
         outbox: int = 256,
         limits: Limits | None = None,
+        curve: CurveClient | None = None,
     ) -> None:
         if not 1 <= len(identity) <= 255 or identity[0] == 0:
             raise ConfigError(f"a routing id has 1 to 255 bytes and begins with none of value 0, got {identity!r}")
@@ -368,6 +384,8 @@ class Dealer(_Socket):
         self._socket.set(zmq.ROUTING_ID, identity)
         if "[" in connect:
             self._socket.set(zmq.IPV6, 1)
+        if curve is not None:
+            secure_client(self._socket, curve)
         try:
             self._socket.connect(connect)
         except zmq.ZMQError as error:

@@ -87,6 +87,14 @@ class Codec(Generic[H, M]):
         Raises:
             ProtocolError: With the exact reason, for anything that is not a message of this codec.
         """
+        return Envelope(self.decode_header(frames), self.decode_body(frames), tuple(frames[4:]))
+
+    def decode_header(self, frames: Sequence[Frame]) -> H:
+        """The header alone, after all checks but those of the body: for bodies that are decoded somewhere else.
+
+        Raises:
+            ProtocolError: As from ``decode``.
+        """
         if len(frames) < 4:
             raise ProtocolError(f"a message has at least 4 frames, got {len(frames)}")
         if frames[0]:
@@ -94,15 +102,23 @@ class Codec(Generic[H, M]):
         if frames[1] != MAGIC:
             raise ProtocolError(f"the second frame must be {MAGIC!r}, got {bytes(frames[1][:16])!r}")
         self._check_sizes(frames)
-        part = "header"
         try:
             check_nesting(frames[2], self.limits.max_depth)
-            header = self._headers.decode(frames[2])
-            part = "body"
-            check_nesting(frames[3], self.limits.max_depth)
-            return Envelope(header, self._messages.decode(frames[3]), tuple(frames[4:]))
+            return self._headers.decode(frames[2])
         except (msgspec.MsgspecError, ProtocolError) as error:
-            raise ProtocolError(f"{part}: {error}") from None
+            raise ProtocolError(f"header: {error}") from None
+
+    def decode_body(self, frames: Sequence[Frame]) -> M:
+        """The body of frames whose header was decoded. Safe in any thread.
+
+        Raises:
+            ProtocolError: As from ``decode``.
+        """
+        try:
+            check_nesting(frames[3], self.limits.max_depth)
+            return self._messages.decode(frames[3])
+        except (msgspec.MsgspecError, ProtocolError) as error:
+            raise ProtocolError(f"body: {error}") from None
 
     def _check_sizes(self, frames: Sequence[Frame]) -> None:
         limits = self.limits
