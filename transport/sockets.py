@@ -150,7 +150,12 @@ class _Socket(ABC):
             raise PeerUnreachableError("the socket is closed")
         waiting = self._outboxes.get(peer)
         if waiting is None:
-            if not self._try_send(message):
+            try:
+                sent = self._try_send(message)
+            except TransportError:
+                self._look_soon()  # it may have taken a wake-up all the same
+                raise
+            if not sent:
                 self._outboxes[peer] = deque([message])
                 self._look_soon()  # which goes on looking for room
             elif self._look_again is None and self._readable():

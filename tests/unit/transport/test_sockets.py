@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import select
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -370,6 +371,26 @@ def test_a_deadline_on_the_mailbox_loses_nothing(run: Run, ipc: str) -> None:
         assert taken == list(range(3000))
         assert missed > 0
         await talking.close()
+        await listening.close()
+
+    run(main())
+
+
+def test_a_send_that_fails_and_takes_the_wake_up_of_a_receive(run: Run, ipc: str) -> None:
+    async def main() -> None:
+        got = Received()
+        listening = router(ipc, got)
+        with plain(zmq.DEALER, listening.endpoint) as client:
+            for number in range(1, 21):
+                await asyncio.sleep(0)  # what the last message left to look for is looked for
+                client.send(b"x")
+                select.select([listening._fd], [], [], 20)  # it has come, and the loop has not heard of it
+                start = time.perf_counter()
+                while time.perf_counter() - start < 0.003:  # ZeroMQ takes wake-ups in a send every 1 to 2 ms only
+                    with pytest.raises(PeerUnreachableError):
+                        listening.send(b"nobody", [b"y"])
+                async with asyncio.timeout(20):
+                    await got.until(lambda number=number: len(got.messages) == number)  # type: ignore[misc]
         await listening.close()
 
     run(main())
