@@ -41,6 +41,10 @@ SERVER_FLAGS = (
     "port",
     "zmq_port",
     "insecure_bind",
+    "zmq_host",
+    "curve_key",
+    "curve_allow",
+    "connection_file",
     "served_model_name",
     "api_key",
     "sse_keep_alive",
@@ -154,6 +158,16 @@ class EngineConfig(BaseSettings):
     insecure_bind: bool = Field(
         False, description="Allow a --host that other machines can reach. Nothing is encrypted: trusted networks only."
     )
+    zmq_host: str | None = Field(None, min_length=1, description="Address of ZeroMQ alone. [default: --host]")
+    curve_key: Path | None = Field(
+        None, description="Server's .key_secret file: ZeroMQ clients are encrypted, and must be in --curve-allow."
+    )
+    curve_allow: Path | None = Field(
+        None, description="Folder with the .key file of each ZeroMQ client that may connect; with --curve-key."
+    )
+    connection_file: Path | None = Field(
+        None, description="Where a server writes its endpoint, key and administrator's token, for its owner alone."
+    )
     served_model_name: str | None = Field(
         None, min_length=1, description="Name that clients know the model by. [default: --model]"
     )
@@ -230,6 +244,8 @@ class EngineConfig(BaseSettings):
                 f"--layer-partition names {len(self.layer_partition)} stages, but --stages is {self.stages}: "
                 "give one number of layers for each stage"
             )
+        if (self.curve_key is None) != (self.curve_allow is None):
+            raise ValueError("--curve-key and --curve-allow go together: the server's key, and whom it lets in")
         if self.transport == "inproc" and self.tensor_transport not in ("auto", "inproc"):
             raise ValueError(f"--tensor-transport {self.tensor_transport} needs --transport process")
         if self.transport == "process" and self.tensor_transport == "inproc":

@@ -99,6 +99,12 @@ class ContextLengthExceededError(InvalidRequestError):
     code = "context_length_exceeded"
 
 
+class PermissionDeniedError(RequestError):
+    """The operation is for administrators, and the client has not shown that it is one."""
+
+    code = "permission_denied"
+
+
 class OverloadedError(RequestError):
     """The waiting queue is full."""
 

@@ -141,6 +141,10 @@ ApiKey = Annotated[str | None, _engine("api_key", SERVER, "KEY")]
 SseKeepAlive = Annotated[float | None, _engine("sse_keep_alive", SERVER, "S")]
 DrainTimeout = Annotated[float | None, _engine("drain_timeout", SERVER, "S")]
 InsecureBind = Annotated[bool, _engine("insecure_bind", SERVER)]
+ZmqHost = Annotated[str | None, _engine("zmq_host", SERVER, "ADDRESS")]
+CurveKey = Annotated[Path | None, _engine("curve_key", SERVER, "FILE")]
+CurveAllow = Annotated[Path | None, _engine("curve_allow", SERVER, "FOLDER")]
+ConnectionFile = Annotated[Path | None, _engine("connection_file", SERVER, "FILE")]
 ConfigFile = Annotated[
     Path | None,
     _option(

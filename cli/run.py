@@ -23,6 +23,7 @@ from actorpp.serving.gateway import Gateway, Prepared
 from actorpp.serving.http.server import HttpServer
 from actorpp.serving.request import CompletionRequest
 from actorpp.serving.zmq_server import ZmqServer
+from actorpp.transport.curve import CurveServer
 from actorpp.transport.sockets import close_context
 
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -82,7 +83,7 @@ async def run(config: EngineConfig, options: RunOptions, output: Output, drain: 
                 keep_alive_s=config.sse_keep_alive,
             ) as http:
                 async with (
-                    ZmqServer(config.host, config.zmq_port, allow_remote=config.insecure_bind) as zmq,
+                    _zmq_server(config) as zmq,
                     _started(engine, options.trace),
                     gateway,
                 ):
@@ -100,6 +101,20 @@ async def run(config: EngineConfig, options: RunOptions, output: Output, drain: 
         display.close()
         close_context()  # once last replies have left, within the time that the server gave them
     return 0
+
+
+def _zmq_server(config: EngineConfig) -> ZmqServer:
+    """Raises ConfigError when a key file cannot be used."""
+    curve = None
+    if config.curve_key is not None and config.curve_allow is not None:
+        curve = CurveServer.load(config.curve_key, config.curve_allow)
+    return ZmqServer(
+        config.zmq_host or config.host,
+        config.zmq_port,
+        curve=curve,
+        allow_remote=config.insecure_bind,
+        connection_file=config.connection_file,
+    )
 
 
 @contextlib.asynccontextmanager

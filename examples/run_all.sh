@@ -19,6 +19,9 @@ server=$!
 read -r line <announcement
 address() { python -c 'import json, sys; print(json.loads(sys.argv[1])[sys.argv[2]])' "$line" "$1"; }
 python "$examples/04_zmq_client.py" "$(address endpoint)"
+echo "--- 11_zmq_stream.py"
+python "$examples/11_zmq_stream.py" "$(address endpoint)"
+echo "--- 09_http_client.py"
 python "$examples/09_http_client.py" "$(address http)"
 kill "$server"
 wait "$server" || [ $? -eq 143 ]

@@ -7,6 +7,7 @@ nobody waits for or polls is aborted after a while. Knows no sockets.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -85,6 +86,7 @@ class Job:
                 match event:
                     case Progress():
                         self.progress = event
+                        self.changed()
                     case Delta():
                         self.deltas.append(event)
                         self.changed()
@@ -109,17 +111,16 @@ class Job:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def wait(self, *, beyond: int | None = None, accepted: bool = False) -> None:
-        """Wait until it has ended, or has more than ``beyond`` deltas, or is ``accepted``, if that is asked."""
-        self.watchers += 1
+    async def until(self, condition: Callable[[], bool] = lambda: False, *, watched: bool = True) -> None:
+        """Wait until the condition holds, or it has ended. ``watched``: somebody wants it, it is not abandoned."""
+        self.watchers += watched
         try:
-            while not (
-                self.ended or (accepted and self.accepted) or (beyond is not None and len(self.deltas) > beyond)
-            ):
+            while not (self.ended or condition()):
                 await self._changed.wait()
         finally:
-            self.watchers -= 1
-            self.touched = asyncio.get_running_loop().time()
+            self.watchers -= watched
+            if watched:
+                self.touched = asyncio.get_running_loop().time()
 
 
 def _nbytes(delta: Delta) -> int:

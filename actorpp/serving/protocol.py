@@ -5,19 +5,20 @@ docs/protocol.md explains it. No sockets and no operations here.
 
 from __future__ import annotations
 
-import sys
 from array import array
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from actorpp.errors import InvalidRequestError
 from actorpp.serving.request import MAX_PROMPT_TOKENS
-from actorpp.transport.wire import Envelope, Frame, Limits
+from actorpp.transport.wire import Frame, Limits
 
-VERSION, MINOR = 1, 0
+VERSION, MINOR = 1, 1
 WIRE_LIMITS = Limits(
     max_frames=8, max_header_bytes=4096, max_body_bytes=16 << 20, max_buffer_bytes=4 * MAX_PROMPT_TOKENS, max_depth=16
 )
@@ -25,17 +26,34 @@ MAX_OUTSTANDING = 1024  # messages that are being answered, of all clients
 MAX_ROUTING_FRAMES = 8  # before the empty frame: a REQ's own request id, and one for each proxy in between
 MAX_WAIT_MS = 60_000
 MAX_DELTAS_PER_POLL = 65_536
+MAX_CREDIT = 256  # what the outbox of one peer holds
+HEARTBEAT_MS = 10_000  # how often a client that waits does well to ping: sockets live on when a server hangs
+IDS_BUFFERS = {"generate": "prompt_tokens_buffer", "submit": "prompt_tokens_buffer", "detokenize": "token_ids_buffer"}
+INLINE_BYTES = 65_536  # of body and buffers; more is decoded beside the loop
 
 Id = Annotated[str, Meta(min_length=1, max_length=128)] | int
 Status = Literal["ok", "more", "end", "error"]
 
 
 class RequestHeader(msgspec.Struct, frozen=True):
-    """``id`` is the client's own and comes back; for submit and generate it names the request on this server."""
+    """The first map of a message to the server.
+
+    Attributes:
+        id: The client's own, comes back; for submit and generate it names the request on this server.
+        op: The operation.
+        deadline_ms: Milliseconds until the answer is of no use any more.
+        priority: Among waiting requests lower goes first.
+        credit: Of generate: how many replies may come before the client gives more; makes it a stream. Of credit: how
+            many more.
+        token: Shows that the client is an administrator.
+    """
 
     id: Id
     op: Annotated[str, Meta(max_length=64)]
     deadline_ms: Annotated[int, Meta(ge=1, le=7 * 24 * 3600 * 1000)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    credit: Annotated[int, Meta(ge=1, le=MAX_CREDIT)] | None = None
+    token: Annotated[str, Meta(max_length=128)] | None = None
 
     @property
     def deadline_s(self) -> float | None:
@@ -55,11 +73,18 @@ class _OnlyId(msgspec.Struct):
     id: Id
 
 
-class RawTokens(msgspec.Struct, frozen=True):
-    """``prompt_tokens_buffer`` is the buffer with the prompt's ids; ``raw_tokens`` asks for ids in a buffer back."""
+class Generate(msgspec.Struct, frozen=True):
+    """What a request's body has beside the request: how ids travel, and what a stream tells.
+
+    Attributes:
+        prompt_tokens_buffer: The buffer with the prompt's ids.
+        raw_tokens: Ids come back in a buffer.
+        progress: A stream also tells of the prefill's progress.
+    """
 
     prompt_tokens_buffer: Annotated[int, Meta(ge=0, le=16)] | None = None
     raw_tokens: bool = False
+    progress: bool = False
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -76,15 +101,39 @@ class Poll(Named, frozen=True):
     raw_tokens: bool = False
 
 
+class Prompted(msgspec.Struct, frozen=True):
+    """Asks for the plan of a prompt of so many tokens."""
+
+    prompt_tokens: Annotated[int, Meta(ge=1, lt=2**31)]
+
+
 class Reply(msgspec.Struct):
-    """What an operation answers."""
+    """One message to a client."""
 
     body: dict[str, Any]
     status: Status = "ok"
     buffers: tuple[Frame, ...] = ()
 
 
-Message = Envelope[RequestHeader, dict[str, Any]]
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as operations get it.
+
+    Attributes:
+        fields: The body.
+        ids: The ids in the buffer that the body names.
+        fingerprint: Tells whether two messages ask for the same.
+        peer: Who sent it, for as long as its connection lasts.
+        peer_type: Its socket's type, like ``REQ``.
+        send: Sends a reply before the last one. Raises TransportError when the peer takes no more.
+    """
+
+    header: RequestHeader
+    fields: dict[str, Any]
+    ids: array[int] | None
+    fingerprint: bytes
+    peer: bytes
+    peer_type: str
+    send: Callable[[Reply], None]
 
 
 def split_route(frames: list[bytes]) -> tuple[list[bytes], list[bytes]]:
@@ -105,28 +154,29 @@ def id_of(frames: list[bytes]) -> str | int | None:
         return None
 
 
-def ids_of(buffers: tuple[Frame, ...], index: int) -> list[int]:
-    """The little-endian int32 ids in a buffer."""
-    if index >= len(buffers):
-        raise InvalidRequestError(f"prompt_tokens_buffer: no buffer {index}", param="prompt_tokens_buffer")
+def ids_of(buffers: Sequence[Frame], index: int, param: str) -> array[int]:
+    """The little-endian int32 ids in a buffer, in one piece: a million of them take milliseconds.
+
+    Raises:
+        InvalidRequestError: There is no such buffer, or what it holds are no ids.
+    """
+    if not 0 <= index < len(buffers):
+        raise InvalidRequestError(f"{param}: no buffer {index}", param=param)
     if len(buffers[index]) % 4:
-        raise InvalidRequestError(f"buffer {index}: not a whole number of int32", param="prompt_tokens_buffer")
-    return _swapped(array("i", bytes(buffers[index]))).tolist()
+        raise InvalidRequestError(f"{param}: buffer {index} is not a whole number of int32", param=param)
+    ids = np.frombuffer(buffers[index], dtype="<i4")
+    if ids.size and ids.min() < 0:
+        raise InvalidRequestError(f"{param}: buffer {index} holds a negative id", param=param)
+    return array("i", ids.astype("=i4", copy=False).tobytes())
 
 
-def with_tokens(body: dict[str, Any], ids: tuple[int, ...], *, raw: bool) -> Reply:
+def with_tokens(body: dict[str, Any], ids: Sequence[int], *, raw: bool) -> Reply:
     """``body``, in which ``token_ids`` is a list, or with its ids beside it as buffer 0 of little-endian int32."""
     if not raw:
         return Reply(body)
     body.pop("token_ids", None)
     body["token_ids_buffer"] = 0
-    return Reply(body, buffers=(_swapped(array("i", ids)).tobytes(),))
-
-
-def _swapped(ids: array[int]) -> array[int]:
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return ids
+    return Reply(body, buffers=(np.array(ids, dtype="<i4").tobytes(),))
 
 
 def fingerprint_of(frames: list[bytes]) -> bytes:

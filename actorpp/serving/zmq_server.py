@@ -1,15 +1,18 @@
-"""The ROUTER that clients talk to: the operations of protocol ACTORPP/1 over one Gateway.
+"""The ROUTER that clients talk to: frames in and out of protocol ACTORPP/1, and who may connect.
 
-One message in, exactly one reply out, whatever the bytes were, so that a REQ peer is never left waiting. Streams of
-replies and access control are not here yet. Requests themselves live in ``Jobs``.
+One message in, exactly one last reply out, whatever the bytes were, so that a REQ peer is never left waiting; only who
+asks for a stream gets replies before that. What the operations do is in ``operations``, requests live in ``jobs``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
+import secrets
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,26 +21,22 @@ import structlog
 from actorpp.errors import (
     AbortedError,
     ActorppError,
-    DeadlineExceededError,
-    InvalidRequestError,
     OverloadedError,
     ProtocolError,
     TransportError,
 )
-from actorpp.serving.completion import Delta
+from actorpp.serving.connection_file import Connection
 from actorpp.serving.gateway import Gateway
-from actorpp.serving.jobs import Job, JobId, JobLimits, Jobs
+from actorpp.serving.jobs import JobId, JobLimits, Jobs
+from actorpp.serving.operations import Operations
 from actorpp.serving.protocol import (
-    MAX_DELTAS_PER_POLL,
+    IDS_BUFFERS,
+    INLINE_BYTES,
     MAX_OUTSTANDING,
-    MAX_WAIT_MS,
     MINOR,
     VERSION,
     WIRE_LIMITS,
-    Message,
-    Named,
-    Poll,
-    RawTokens,
+    Call,
     Reply,
     ReplyHeader,
     RequestHeader,
@@ -45,10 +44,9 @@ from actorpp.serving.protocol import (
     id_of,
     ids_of,
     split_route,
-    with_tokens,
 )
-from actorpp.serving.request import checked, parse_request
 from actorpp.transport.addresses import tcp_endpoint
+from actorpp.transport.curve import CurveServer
 from actorpp.transport.sockets import Router
 from actorpp.transport.wire import Codec, Frame
 
@@ -57,36 +55,47 @@ FLUSH_S = 0.5  # for last replies to leave when the server closes
 _log = structlog.get_logger(__name__)
 
 
+class Pending(msgspec.Struct):
+    """A message that still gets its last reply. ``seq`` is the number of its next reply."""
+
+    peer: bytes
+    route: list[bytes]
+    id: JobId | None
+    seq: int = 0
+
+
 class ZmqServer:
     """Listens from ``__aenter__`` on, answers from ``serve`` on; until then every message gets a retryable error.
 
     Args:
         host, port: Where to listen; port 0 is any free one, see ``endpoint``.
-        allow_remote: Let ``host`` be other than loopback.
+        curve: Encrypt, and let only clients connect whose public keys are allowed.
+        allow_remote: Let ``host`` be other than loopback without ``curve``.
+        connection_file: Where to write how to find and administer this server, for its owner alone.
         job_limits: Bounds of what is kept of requests.
     """
 
     def __init__(
-        self, host: str, port: int, *, allow_remote: bool = False, job_limits: JobLimits | None = None
+        self,
+        host: str,
+        port: int,
+        *,
+        curve: CurveServer | None = None,
+        allow_remote: bool = False,
+        connection_file: Path | None = None,
+        job_limits: JobLimits | None = None,
     ) -> None:
         self._bind = tcp_endpoint(host, port)
+        self._curve = curve
         self._allow_remote = allow_remote
+        self._connection_file = connection_file
         self._job_limits = job_limits or JobLimits()
         self._codec: Codec[RequestHeader, dict[str, Any]] = Codec(dict[str, Any], RequestHeader, WIRE_LIMITS)
         self._replies: Codec[ReplyHeader, Any] = Codec(dict[str, Any], ReplyHeader, WIRE_LIMITS)
         self._answers: asyncio.TaskGroup | None = None
-        self._pending: dict[int, tuple[bytes, list[bytes], JobId]] = {}  # messages without their reply
+        self._pending: dict[int, Pending] = {}
         self._counters = {"messages": 0, "protocol_errors": 0, "undeliverable": 0}
         self.boot = uuid.uuid4().hex
-        self._ops: dict[str, Callable[[Message, bytes], Awaitable[Reply]]] = {
-            "hello": self._hello,
-            "ping": self._ping,
-            "submit": self._submit,
-            "poll": self._poll,
-            "generate": self._generate,
-            "abort": self._abort,
-            "stats": self._stats,
-        }
 
     async def __aenter__(self) -> ZmqServer:
         """Bind. Raises ConfigError when the port is taken or the address is not allowed."""
@@ -95,26 +104,52 @@ class ZmqServer:
             self._on_message,
             self._on_dead_letter,
             limits=WIRE_LIMITS,
+            curve=self._curve,
             allow_remote=self._allow_remote,
         )
         self.endpoint = self._router.endpoint
+        self.connection = Connection(
+            protocol="ACTORPP",
+            version=VERSION,
+            minor=MINOR,
+            endpoint=self.endpoint,
+            boot=self.boot,
+            pid=os.getpid(),
+            curve_server_key=None if self._curve is None else self._curve.keys.public.decode(),
+            token=secrets.token_urlsafe(32),
+        )
+        try:
+            if self._connection_file is not None:
+                self.connection.write(self._connection_file)
+        except BaseException:
+            await self._router.close()
+            raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        if self._connection_file is not None:
+            self.connection.remove(self._connection_file)
         await self._router.close(flush_s=FLUSH_S)
 
     async def serve(self, gateway: Gateway) -> None:
         """Answer until cancelled. What is then unfinished is aborted, and every message still gets its reply."""
         try:
             async with Jobs(gateway, self._job_limits) as jobs, asyncio.TaskGroup() as answers:
-                self._gateway, self._jobs, self._answers = gateway, jobs, answers
+                self._gateway, self._answers = gateway, answers
+                self._operations = Operations(
+                    gateway,
+                    jobs,
+                    self._job_limits,
+                    admin_token=None if self._connection_file is None else self.connection.token,
+                    server_stats=lambda: {**self._counters, "outstanding": len(self._pending)},
+                )
                 try:
                     await asyncio.Event().wait()
                 finally:
                     self._answers = None
         finally:
-            for peer, route, id in self._pending.values():
-                self._reply_error(peer, route, id, AbortedError("the server is stopping"))
+            for pending in self._pending.values():
+                self._reply_error(pending, AbortedError("the server is stopping"))
             self._pending.clear()
 
     # --- messages ---
@@ -123,173 +158,79 @@ class ZmqServer:
         self._counters["messages"] += 1
         route, frames = split_route(frames)
         try:
-            message = self._codec.decode(frames)
+            header = self._codec.decode_header(frames)
         except ProtocolError as error:
             self._counters["protocol_errors"] += 1
-            self._reply_error(peer, route, id_of(frames), error)
+            self._reply_error(Pending(peer, route, id_of(frames)), error)
             return
-        id = message.header.id
+        pending = Pending(peer, route, header.id)
         if self._answers is None:
-            self._reply_error(peer, route, id, OverloadedError("not serving: still starting, or already stopping"))
+            self._reply_error(pending, OverloadedError("not serving: still starting, or already stopping"))
         elif len(self._pending) >= MAX_OUTSTANDING:
-            self._reply_error(peer, route, id, OverloadedError(f"{MAX_OUTSTANDING} messages wait for their reply"))
+            self._reply_error(pending, OverloadedError(f"{MAX_OUTSTANDING} messages wait for their reply"))
         else:
             number = self._counters["messages"]
-            self._pending[number] = (peer, route, id)
-            self._answers.create_task(self._answer(number, message, fingerprint_of(frames)))
+            self._pending[number] = pending
+            self._answers.create_task(self._answer(number, header, frames, self._router.sender_type()))
 
-    async def _answer(self, number: int, message: Message, fingerprint: bytes) -> None:
+    async def _answer(self, number: int, header: RequestHeader, frames: list[bytes], peer_type: str) -> None:
         """Run the operation and reply. When it is cancelled, ``serve`` replies instead."""
-        peer, route, id = self._pending[number]
+        pending = self._pending[number]
         error: ActorppError
         try:
-            operation = self._ops.get(message.header.op)
-            if operation is None:
-                known = ", ".join(self._ops)
-                raise InvalidRequestError(f"unknown op {message.header.op!r}: known are {known}", param="op")
-            self._reply(peer, route, id, await operation(message, fingerprint))
+            fields, ids, fingerprint = await self._decoded(header.op, frames)
+            call = Call(
+                header=header,
+                fields=fields,
+                ids=ids,
+                fingerprint=fingerprint,
+                peer=pending.peer,
+                peer_type=peer_type,
+                send=lambda reply: self._send(pending, reply),
+            )
+            self._reply(pending, await self._operations.do(call))
             del self._pending[number]
             return
         except ActorppError as raised:
+            self._counters["protocol_errors"] += isinstance(raised, ProtocolError)
             error = raised
         except Exception as fault:  # of ours: this client is told, the others do not notice
-            _log.exception("operation failed", op=message.header.op)
+            _log.exception("operation failed", op=header.op)
             error = ActorppError(f"internal error: {type(fault).__name__}")
         del self._pending[number]
-        self._reply_error(peer, route, id, error)
+        self._reply_error(pending, error)
 
-    def _reply(self, peer: bytes, route: list[bytes], id: JobId | None, reply: Reply) -> None:
-        """Raises ProtocolError when the reply is over the limits, before anything is sent."""
-        frames = self._replies.encode(reply.body, ReplyHeader(id, reply.status, 0, self.boot), reply.buffers)
+    async def _decoded(self, op: str, frames: list[bytes]) -> tuple[dict[str, Any], array[int] | None, bytes]:
+        """Body, ids in a buffer, and fingerprint of a message. A big one is worked on beside the loop."""
+
+        def decode() -> tuple[dict[str, Any], array[int] | None, bytes]:
+            fields = self._codec.decode_body(frames)
+            param = IDS_BUFFERS.get(op, "")
+            index = fields.get(param)
+            ids = ids_of(frames[4:], index, param) if type(index) is int else None  # other types are refused later
+            return fields, ids, fingerprint_of(frames)
+
+        big = sum(map(len, frames[3:])) > INLINE_BYTES
+        return await asyncio.to_thread(decode) if big else decode()
+
+    def _send(self, pending: Pending, reply: Reply) -> None:
+        """Raises ProtocolError when the reply is over the limits, before anything is sent; TransportError."""
+        header = ReplyHeader(pending.id, reply.status, pending.seq, self.boot)
+        frames = self._replies.encode(reply.body, header, reply.buffers)
+        self._router.send(pending.peer, [*pending.route, *frames])
+        pending.seq += 1
+
+    def _reply(self, pending: Pending, reply: Reply) -> None:
         try:
-            self._router.send(peer, [*route, *frames])
+            self._send(pending, reply)
+        except ProtocolError:
+            raise
         except TransportError as error:
-            self._on_dead_letter(peer, frames, error.message)
+            self._on_dead_letter(pending.peer, (), error.message)
 
-    def _reply_error(self, peer: bytes, route: list[bytes], id: JobId | None, error: ActorppError) -> None:
-        self._reply(peer, route, id, Reply(error.as_dict(), "error"))
+    def _reply_error(self, pending: Pending, error: ActorppError) -> None:
+        self._reply(pending, Reply(error.as_dict(), "error"))
 
     def _on_dead_letter(self, peer: bytes, frames: Sequence[Frame], reason: str) -> None:
         self._counters["undeliverable"] += 1
         _log.info("reply not delivered", peer=peer.hex(), reason=reason)
-
-    # --- operations ---
-
-    async def _hello(self, message: Message, fingerprint: bytes) -> Reply:
-        limits = {
-            **{name: getattr(WIRE_LIMITS, name) for name in WIRE_LIMITS.__dataclass_fields__},
-            **msgspec.to_builtins(self._job_limits),
-            "max_outstanding": MAX_OUTSTANDING,
-            "max_wait_ms": MAX_WAIT_MS,
-        }
-        return Reply(
-            {
-                "protocol": "ACTORPP",
-                "version": VERSION,
-                "minor": MINOR,
-                "features": [*self._ops, "raw_tokens"],
-                "limits": limits,
-                "model": self._gateway.model_name,
-                "context_length": self._gateway.context_length,
-                "stages": self._gateway.engine.num_stages,
-            }
-        )
-
-    async def _ping(self, message: Message, fingerprint: bytes) -> Reply:
-        return Reply({})
-
-    async def _submit(self, message: Message, fingerprint: bytes) -> Reply:
-        job = self._start(message, fingerprint)
-        async with _within(message.header.deadline_s):
-            await job.wait(accepted=True)
-        if job.completion is None:
-            raise job.error or AbortedError("the request ended before the engine took it")
-        return Reply({"request": job.id, "prompt_tokens": job.completion.prompt_tokens})
-
-    async def _generate(self, message: Message, fingerprint: bytes) -> Reply:
-        job = self._start(message, fingerprint)
-        async with _within(message.header.deadline_s):
-            await job.wait()
-        if job.result is None:
-            raise job.error or AbortedError("the request was aborted")
-        raw = _raw(checked(message.message, RawTokens).raw_tokens, job)
-        return with_tokens(job.result.to_builtins(), job.result.token_ids, raw=raw)
-
-    async def _poll(self, message: Message, fingerprint: bytes) -> Reply:
-        asked = checked(message.message, Poll)
-        job = self._jobs.get(asked.request)
-        if asked.cursor > len(job.deltas):
-            raise InvalidRequestError(f"cursor: {asked.cursor} is beyond {len(job.deltas)}", param="cursor")
-        wait_ms = min(asked.wait_ms, message.header.deadline_ms or asked.wait_ms)
-        try:
-            async with asyncio.timeout(wait_ms / 1000):
-                await job.wait(beyond=asked.cursor)
-        except TimeoutError:
-            pass  # the answer is then that there is nothing new
-        cursor = min(len(job.deltas), asked.cursor + MAX_DELTAS_PER_POLL)
-        deltas = job.deltas[asked.cursor : cursor]
-        parts = [_news([delta for delta in deltas if delta.index == index]) for index in range(job.n)]
-        body: dict[str, Any] = parts[0] if job.n == 1 else {"outputs": parts}
-        body |= {"request": job.id, "cursor": cursor, "progress": msgspec.to_builtins(job.progress)}
-        reply = with_tokens(body, tuple(body.get("token_ids", ())), raw=_raw(asked.raw_tokens, job))
-        if cursor < len(job.deltas) or not job.ended:
-            reply.status = "more"
-        elif job.result is not None:
-            reply.status = "end"
-            body["prompt_tokens"] = job.result.prompt_tokens
-            for part, output in zip(parts, job.result.outputs, strict=True):
-                part["finish_reason"] = output.finish_reason
-                part["stop_reason"] = output.stop_reason
-                part["metrics"] = msgspec.to_builtins(output.metrics)
-            if job.result.prompt_logprobs is not None:
-                body["prompt_logprobs"] = msgspec.to_builtins(job.result.prompt_logprobs)
-        elif not deltas:  # what was delivered before an error is told first
-            raise job.error or AbortedError("the request was aborted")
-        else:
-            reply.status = "more"
-        return reply
-
-    async def _abort(self, message: Message, fingerprint: bytes) -> Reply:
-        job = self._jobs.get(checked(message.message, Named).request)
-        job.abort()
-        return Reply({"request": job.id, "ended": job.ended})
-
-    async def _stats(self, message: Message, fingerprint: bytes) -> Reply:
-        server = {**self._counters, "outstanding": len(self._pending), "requests_kept": len(self._jobs)}
-        return Reply({"engine": msgspec.to_builtins(self._gateway.stats()), "server": server})
-
-    def _start(self, message: Message, fingerprint: bytes) -> Job:
-        fields = message.message
-        raw = checked(fields, RawTokens)
-        if raw.raw_tokens and fields.get("n", 1) != 1:
-            raise InvalidRequestError("raw_tokens: only with n = 1", param="raw_tokens")
-        if raw.prompt_tokens_buffer is not None:
-            fields = {**fields, "prompt_tokens": ids_of(message.buffers, raw.prompt_tokens_buffer)}
-        return self._jobs.start(message.header.id, fingerprint, parse_request(fields), message.header.deadline_s)
-
-
-def _news(deltas: Sequence[Delta]) -> dict[str, Any]:
-    """What is new of one output."""
-    news: dict[str, Any] = {
-        "text": "".join(delta.text for delta in deltas),
-        "token_ids": [token for delta in deltas for token in delta.ids],
-    }
-    if logprobs := [msgspec.to_builtins(row) for delta in deltas for row in delta.logprobs]:
-        news["logprobs"] = logprobs
-    return news
-
-
-def _raw(wanted: bool, job: Job) -> bool:
-    if wanted and job.n > 1:
-        raise InvalidRequestError("raw_tokens: only with n = 1", param="raw_tokens")
-    return wanted
-
-
-@contextlib.asynccontextmanager
-async def _within(seconds: float | None) -> AsyncIterator[None]:
-    """``asyncio.timeout`` whose expiry is the protocol's own error."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise DeadlineExceededError("the deadline passed", param="deadline_ms") from None

@@ -33,3 +33,12 @@ def test_every_feature_names_its_test_and_says_where_it_is_proven() -> None:
 def test_commands_named_exist() -> None:
     for module in re.findall(r"`python -m ([\w.]+)`", TEXT):
         assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+
+
+def test_every_limit_of_the_security_page_names_tests_that_exist() -> None:
+    text = (ROOT / "docs" / "security.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "`tests/" in line]
+    assert len(rows) > 15
+    for row in rows:
+        for path in re.findall(r"`(tests/[\w/]+\.py)`", row):
+            assert (ROOT / path).is_file(), row
