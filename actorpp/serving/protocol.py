@@ -29,6 +29,7 @@ MAX_DELTAS_PER_POLL = 65_536
 MAX_CREDIT = 256  # what the outbox of one peer holds
 HEARTBEAT_MS = 10_000  # how often a client that waits does well to ping: sockets live on when a server hangs
 IDS_BUFFERS = {"generate": "prompt_tokens_buffer", "submit": "prompt_tokens_buffer", "detokenize": "token_ids_buffer"}
+LONG_LIST = 10_000  # ids that are checked one by one on the loop, at most
 INLINE_BYTES = 65_536  # of body and buffers; more is decoded beside the loop
 
 Id = Annotated[str, Meta(min_length=1, max_length=128)] | int
@@ -168,6 +169,16 @@ def ids_of(buffers: Sequence[Frame], index: int, param: str) -> array[int]:
     if ids.size and ids.min() < 0:
         raise InvalidRequestError(f"{param}: buffer {index} holds a negative id", param=param)
     return array("i", ids.astype("=i4", copy=False).tobytes())
+
+
+def ids_of_list(ids: object) -> array[int] | None:
+    """A long list of ids in one piece; None for anything else, which is checked field by field as everything is."""
+    if not isinstance(ids, list) or len(ids) <= LONG_LIST or len(ids) > MAX_PROMPT_TOKENS:
+        return None
+    try:
+        return array("i", ids)
+    except (TypeError, OverflowError):
+        return None
 
 
 def with_tokens(body: dict[str, Any], ids: Sequence[int], *, raw: bool) -> Reply:

@@ -43,6 +43,7 @@ from actorpp.serving.protocol import (
     fingerprint_of,
     id_of,
     ids_of,
+    ids_of_list,
     split_route,
 )
 from actorpp.transport.addresses import tcp_endpoint
@@ -201,17 +202,19 @@ class ZmqServer:
         self._reply_error(pending, error)
 
     async def _decoded(self, op: str, frames: list[bytes]) -> tuple[dict[str, Any], array[int] | None, bytes]:
-        """Body, ids in a buffer, and fingerprint of a message. A big one is worked on beside the loop."""
+        """Body, ids in one piece, and fingerprint of a message. A big one is worked on beside the loop."""
+        if sum(map(len, frames[3:])) <= INLINE_BYTES:
+            return self._decode(op, frames)
+        return await asyncio.to_thread(self._decode, op, frames)
 
-        def decode() -> tuple[dict[str, Any], array[int] | None, bytes]:
-            fields = self._codec.decode_body(frames)
-            param = IDS_BUFFERS.get(op, "")
-            index = fields.get(param)
-            ids = ids_of(frames[4:], index, param) if type(index) is int else None  # other types are refused later
-            return fields, ids, fingerprint_of(frames)
-
-        big = sum(map(len, frames[3:])) > INLINE_BYTES
-        return await asyncio.to_thread(decode) if big else decode()
+    def _decode(self, op: str, frames: list[bytes]) -> tuple[dict[str, Any], array[int] | None, bytes]:
+        fields = self._codec.decode_body(frames)
+        param = IDS_BUFFERS.get(op, "")
+        index = fields.get(param)
+        ids = ids_of(frames[4:], index, param) if type(index) is int else None  # other types are refused later
+        if ids is None and (ids := ids_of_list(fields.get("prompt_tokens"))) is not None:
+            del fields["prompt_tokens"]
+        return fields, ids, fingerprint_of(frames)
 
     def _send(self, pending: Pending, reply: Reply) -> None:
         """Raises ProtocolError when the reply is over the limits, before anything is sent; TransportError."""

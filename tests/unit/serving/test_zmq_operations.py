@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import threading
 from pathlib import Path
 
+import pytest
 import zmq
 
+from actorpp.serving import zmq_server
+from actorpp.serving.protocol import fingerprint_of
 from actorpp.serving.tokenizer import TextCodec
 from tests.unit.serving.fakes import ANSWER
 from tests.unit.serving.zmq_client import PROMPT, Client, Setup, serve
@@ -61,6 +65,33 @@ def test_token_ids_travel_as_little_endian_buffers() -> None:
             assert (header["status"], error["param"]) == ("error", "prompt_tokens_buffer")
         header, error, _ = await setup.once("generate", {"prompt_tokens_buffer": 0}, struct.pack("<i", -1))
         assert (header["status"], error["param"]) == ("error", "prompt_tokens_buffer")
+
+    serve(body)
+
+
+@pytest.mark.parametrize("raw", [True, False], ids=["buffer", "list"])
+def test_a_long_prompt_is_decoded_beside_the_loop(raw: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def fingerprint(frames: list[bytes]) -> bytes:
+        threads.append(threading.current_thread())
+        return fingerprint_of(frames)
+
+    async def body(setup: Setup) -> None:
+        monkeypatch.setattr(zmq_server, "fingerprint_of", fingerprint)
+        setup.engine.context_length = 100_000
+        ids = [number % 5000 for number in range(50_000)]
+        if raw:
+            asked = setup.once("generate", {"prompt_tokens_buffer": 0}, struct.pack("<50000i", *ids))
+        else:
+            asked = setup.once("generate", {"prompt_tokens": ids})
+        assert (await asked)[1]["prompt_tokens"] == 50_000
+        assert setup.engine.submitted[0].prompt_ids == ids
+        assert threads[0] is not threading.main_thread()
+        await setup.once("ping")
+        assert threads[1] is threading.main_thread()
+        header, error, _ = await setup.once("generate", {"prompt_tokens": [*ids, "x"]})
+        assert (header["status"], error["param"]) == ("error", "prompt_tokens")
 
     serve(body)
 
