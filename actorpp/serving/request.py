@@ -207,7 +207,7 @@ def _all_within(ids: Sequence[int], vocab_size: int) -> bool:
     """Whether all ids are at least 0 and under ``vocab_size``. In an array, a million take a millisecond."""
     values = np.frombuffer(ids, dtype=np.intc) if isinstance(ids, array) and ids.typecode == "i" else None
     low, high = (min(ids), max(ids)) if values is None else (values.min(), values.max())
-    return bool(0 <= low and high < vocab_size)
+    return bool(low >= 0 and high < vocab_size)
 
 
 def check_fits(prompt_ids: Sequence[int], params: GenerationParams, vocab_size: int, context_length: int) -> None:

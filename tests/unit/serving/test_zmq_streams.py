@@ -9,6 +9,7 @@ import zmq
 
 from actorpp.errors import StageFailedError
 from actorpp.serving.jobs import JobLimits
+from tests.unit.serving.fakes import FakeEngine
 from tests.unit.serving.zmq_client import PROMPT, Client, Setup, serve
 
 TEN = list(range(20, 30))
@@ -24,6 +25,20 @@ def receive(client: Client) -> tuple[dict[str, Any], dict[str, Any], list[bytes]
     return client.receive()
 
 
+async def step(engine: FakeEngine, point: str | None = None) -> None:
+    """Lets the engine go on, to its next point: half the prompt is done; all of it and two tokens; the end."""
+    for event in engine.reached.values():
+        event.clear()
+    engine.released.set()
+    engine.released = asyncio.Event()
+    if point is not None:
+        await engine.reached[point].wait()
+
+
+def told(replies: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[int]:
+    return [token for _, part in replies for token in part["token_ids"]]
+
+
 async def until_end(client: Client) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     replies = []
     while not replies or replies[-1][0]["status"] == "more":
@@ -35,16 +50,23 @@ async def until_end(client: Client) -> list[tuple[dict[str, Any], dict[str, Any]
 def test_a_stream_has_all_of_the_output_in_order_and_one_end() -> None:
     async def body(setup: Setup) -> None:
         setup.engine.answer = lambda prompt_ids: TEN
+        setup.engine.hold = frozenset({"prefill", "decode"})
         client = setup.client(zmq.DEALER)
         send(client, "generate", {**PROMPT, "progress": True}, id="s", credit=64)
-        replies = await until_end(client)
+        await setup.engine.reached["prefill"].wait()
+        replies: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for point, computed, tokens in (("prefill", 2, []), ("decode", 4, TEN[:2])):
+            await step(setup.engine, point)
+            while not replies or told(replies) != tokens or replies[-1][1]["progress"]["computed"] != computed:
+                replies.append((await asyncio.to_thread(receive, client))[:2])
+        await step(setup.engine)
+        replies += await until_end(client)
         assert [header["seq"] for header, _ in replies] == list(range(len(replies)))
         assert {header["id"] for header, _ in replies} == {"s"}
-        assert [token for _, part in replies for token in part["token_ids"]] == TEN
+        assert told(replies) == TEN
         assert [header["status"] for header, _ in replies[:-1]] == ["more"] * (len(replies) - 1)
         last_header, last = replies[-1]
         assert (last_header["status"], last["finish_reason"], last["prompt_tokens"]) == ("end", "stop", 4)
-        assert len(replies) > 2
 
     serve(body)
 
@@ -70,20 +92,23 @@ def test_a_reader_without_credit_is_held_and_gets_the_rest_in_one() -> None:
 def test_credit_lets_the_stream_go_on() -> None:
     async def body(setup: Setup) -> None:
         setup.engine.answer = lambda prompt_ids: TEN
-        setup.engine.hold = frozenset({"decode"})
+        setup.engine.hold = frozenset({"prefill", "decode"})
         client = setup.client(zmq.DEALER)
         send(client, "generate", {**PROMPT, "progress": True}, id="s", credit=1)
+        await setup.engine.reached["prefill"].wait()
+        await step(setup.engine, "prefill")
         header, first, _ = await asyncio.to_thread(receive, client)
-        assert header["status"] == "more"
+        assert (header["status"], first["token_ids"]) == ("more", [])
+        await step(setup.engine, "decode")
         send(client, "credit", {"request": "s"}, id="c", credit=1)
         replies = [await asyncio.to_thread(receive, client) for _ in range(2)]
         (given,) = [reply for reply in replies if reply[0]["id"] == "c"]
         assert given[1] == {"credit": 1}
         (more,) = [reply for reply in replies if reply[0]["id"] == "s"]
         assert (more[0]["status"], more[0]["seq"]) == ("more", 1)
-        setup.engine.release()
-        _, end = (await until_end(client))[-1]
-        assert first["token_ids"] + more[1]["token_ids"] + end["token_ids"] == TEN
+        await step(setup.engine)
+        ((_, end),) = await until_end(client)
+        assert more[1]["token_ids"] + end["token_ids"] == TEN
         send(client, "credit", {"request": "s"}, id="late", credit=5)
         header, late, _ = await asyncio.to_thread(receive, client)
         assert (header["status"], late) == ("ok", {"credit": 0})  # it crossed the end
@@ -96,9 +121,13 @@ def test_credit_lets_the_stream_go_on() -> None:
 
 def test_credit_that_never_comes_makes_the_request_an_abandoned_one() -> None:
     async def body(setup: Setup) -> None:
-        setup.engine.hold = frozenset({"decode"})
+        setup.engine.hold = frozenset({"prefill", "decode"})
         client = setup.client(zmq.DEALER)
         send(client, "generate", {**PROMPT, "progress": True}, id="s", credit=1)
+        await setup.engine.reached["prefill"].wait()
+        await step(setup.engine, "prefill")
+        await asyncio.to_thread(receive, client)
+        await step(setup.engine, "decode")
         replies = await until_end(client)
         assert replies[-1][1]["finish_reason"] == "abort"
 
@@ -117,8 +146,7 @@ def test_an_error_ends_a_stream_after_the_output_before_it() -> None:
         setup.engine.fail(StageFailedError("stage 1 died", stage=1))
         replies = await until_end(client)
         assert (replies[-1][0]["status"], replies[-1][1]["code"]) == ("error", "stage_failed")
-        told = [token for part in (first, *(part for _, part in replies[:-1])) for token in part["token_ids"]]
-        assert told == [7, 8]
+        assert first["token_ids"] + told(replies[:-1]) == [7, 8]
 
     serve(body)
 
