@@ -25,12 +25,14 @@ from actorpp.serving.protocol import (
     VERSION,
     WIRE_LIMITS,
     Call,
+    Detokenize,
     Generate,
     Named,
     Poll,
     Reply,
+    with_tokens,
 )
-from actorpp.serving.request import checked, parse_request
+from actorpp.serving.request import checked, parse_request, parse_tokenize
 
 Operation = Callable[[Call], Awaitable[Reply]]
 
@@ -68,6 +70,10 @@ class Operations:
             "abort": self._abort,
             "stats": self._stats,
             "stages": self._stages,
+            "models": self._models,
+            "tokenize": self._tokenize,
+            "detokenize": self._detokenize,
+            "drain": self._drain,
             "trace": self._trace,
         }
 
@@ -112,6 +118,21 @@ class Operations:
 
     async def _stages(self, call: Call) -> Reply:
         return Reply({"stages": msgspec.to_builtins(self._gateway.stats().stages)})
+
+    async def _models(self, call: Call) -> Reply:
+        model = {"id": self._gateway.model_name, "context_length": self._gateway.context_length}
+        return Reply({"models": [model]})
+
+    # --- text and ids ---
+
+    async def _tokenize(self, call: Call) -> Reply:
+        raw = checked(call.fields, Generate).raw_tokens
+        ids = await self._gateway.tokenize(parse_tokenize(call.fields))
+        return with_tokens({"token_ids": ids, "count": len(ids)}, ids, raw=raw)
+
+    async def _detokenize(self, call: Call) -> Reply:
+        ids = checked(call.fields, Detokenize).token_ids if call.ids is None else call.ids.tolist()
+        return Reply({"text": await self._gateway.detokenize(ids)})
 
     # --- requests ---
 
@@ -181,6 +202,13 @@ class Operations:
         return self._jobs.start(call.header.id, call.fingerprint, request, call.header.deadline_s)
 
     # --- for administrators ---
+
+    async def _drain(self, call: Call) -> Reply:
+        """Take no new requests; answered when those under way have ended."""
+        self._require_admin(call)
+        async with _within(call.header.deadline_s):
+            await self._gateway.drain()
+        return Reply({"drained": True})
 
     async def _trace(self, call: Call) -> Reply:
         """The spans of every stage, and after that they are forgotten."""

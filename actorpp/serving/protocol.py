@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Meta
 
 from actorpp.errors import InvalidRequestError
-from actorpp.serving.request import MAX_PROMPT_TOKENS
+from actorpp.serving.request import MAX_PROMPT_TOKENS, TokenId
 from actorpp.transport.wire import Frame, Limits
 
 VERSION, MINOR = 1, 1
@@ -86,6 +86,12 @@ class Generate(msgspec.Struct, frozen=True):
     prompt_tokens_buffer: Annotated[int, Meta(ge=0, le=16)] | None = None
     raw_tokens: bool = False
     progress: bool = False
+
+
+class Detokenize(msgspec.Struct, frozen=True):
+    """Asks for the text of ids that are not in a buffer."""
+
+    token_ids: Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
 
 
 class Named(msgspec.Struct, frozen=True):

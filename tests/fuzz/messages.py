@@ -26,7 +26,10 @@ from actorpp.stages.messages import (
 )
 from actorpp.transport.wire import MAGIC
 
-OPS = ("hello", "ping", "generate", "credit", "submit", "poll", "abort", "stats", "stages", "trace", "fly", "")
+OPS = (
+    "hello", "ping", "generate", "credit", "submit", "poll", "abort", "stats", "stages", "trace", "drain", "models",
+    "tokenize", "detokenize", "fly", "",
+)  # fmt: skip
 VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1, 255, 2**31, 2**63 - 1, -(2**63), 2**64 - 1, 0.0, -0.0, 1e308, float("nan"), float("inf"),
     "", "x", "x" * 300, "\x00", b"", b"\xff" * 20, [], [1], [[]], {}, {"a": {"b": [None]}}, msgpack.ExtType(5, b"abc"),
@@ -35,6 +38,7 @@ VALUES: tuple[Any, ...] = (
 FIELDS = (
     "prompt_tokens", "prompt", "messages", "max_tokens", "temperature", "n", "stop", "logit_bias", "logprobs",
     "request", "cursor", "wait_ms", "raw_tokens", "prompt_tokens_buffer", "progress", "priority", "seed", "min_tokens",
+    "token_ids", "token_ids_buffer", "add_special_tokens",
 )  # fmt: skip
 HOSTILE = (
     b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\x81\xa1x" * 2000, b"\x91" * 5000, b"\xc1", b"\xd9\xff",

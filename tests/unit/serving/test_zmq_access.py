@@ -80,15 +80,16 @@ def test_a_connection_file_of_another_server_is_left_alone(tmp_path: Path) -> No
     asyncio.run(main())
 
 
-def test_administration_needs_the_token_of_the_connection_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("op", ["drain", "trace"])
+def test_administration_needs_the_token_of_the_connection_file(op: str, tmp_path: Path) -> None:
     async def without(setup: Setup) -> None:
-        header, error, _ = await setup.once("trace", token="guess")
+        header, error, _ = await setup.once(op, token="guess")
         assert (header["status"], error["code"]) == ("error", "permission_denied")
         assert "--connection-file" in error["message"]
 
     async def with_file(setup: Setup) -> None:
         for header in ({}, {"token": "guess"}):
-            _, error, _ = await setup.once("trace", **header)
+            _, error, _ = await setup.once(op, **header)
             assert (error["code"], error["param"]) == ("permission_denied", "token")
 
     serve(without)
@@ -99,5 +100,23 @@ def test_a_trace_comes_as_a_buffer(tmp_path: Path) -> None:
     async def body(setup: Setup) -> None:
         header, reply, buffers = await setup.once("trace", token=setup.server.connection.token)
         assert (header["status"], reply, buffers) == ("ok", {"trace_buffer": 0}, [b"[]"])
+
+    serve(body, connection_file=tmp_path / "c.json")
+
+
+def test_drain_lets_requests_end_and_takes_no_new_ones(tmp_path: Path) -> None:
+    async def body(setup: Setup) -> None:
+        token = setup.server.connection.token
+        setup.engine.hold = frozenset({"decode"})
+        running = asyncio.create_task(setup.once("generate", PROMPT))
+        await setup.engine.reached["decode"].wait()
+        draining = asyncio.create_task(setup.once("drain", token=token))
+        while (await setup.once("submit", PROMPT))[1].get("code") != "overloaded":
+            pass
+        assert not draining.done()
+        setup.engine.release()
+        assert (await running)[1]["token_ids"] == [7, 8, 9]
+        header, reply, _ = await draining
+        assert (header["status"], reply) == ("ok", {"drained": True})
 
     serve(body, connection_file=tmp_path / "c.json")

@@ -96,6 +96,27 @@ def test_a_long_prompt_is_decoded_beside_the_loop(raw: bool, monkeypatch: pytest
     serve(body)
 
 
+def test_texts_become_ids_and_ids_texts(tokenizer_file: Path) -> None:
+    async def body(setup: Setup) -> None:
+        ids = TextCodec(tokenizer_file).encode("the cat")
+        _, models, _ = await setup.once("models")
+        assert models == {"models": [{"id": "fake", "context_length": 512}]}
+        _, tokenized, _ = await setup.once("tokenize", {"prompt": "the cat"})
+        assert tokenized == {"token_ids": ids, "count": len(ids)}
+        _, tokenized, buffers = await setup.once("tokenize", {"prompt": "the cat", "raw_tokens": True})
+        assert tokenized == {"token_ids_buffer": 0, "count": len(ids)}
+        assert buffers == [struct.pack(f"<{len(ids)}i", *ids)]
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        assert (await setup.once("tokenize", chat))[1]["count"] > 3
+        for asked, more in (({"token_ids": ids}, []), ({"token_ids_buffer": 0}, buffers)):
+            assert (await setup.once("detokenize", asked, *more))[1] == {"text": "<s>the cat"}
+        for op, bad in (("tokenize", {}), ("detokenize", {}), ("detokenize", {"token_ids": [10**6]})):
+            header, error, _ = await setup.once(op, bad)
+            assert (header["status"], error["code"]) == ("error", "invalid_request")
+
+    serve(body, tokenizer=tokenizer_file)
+
+
 def test_submit_then_poll_with_a_cursor() -> None:
     async def body(setup: Setup) -> None:
         setup.engine.hold = frozenset({"decode"})
