@@ -403,6 +403,8 @@ class Engine:
                 "layers": [[spec.lo, spec.hi] for spec in self._stages.specs],
                 "threads_per_stage": self.config.threads(),
                 "window": self.scheduler.config.window,
+                "chunk_policy": self.planning.limits.chunk_policy,
+                "chunk_size": self.planning.limits.chunked_prefill_size,
             },
             stages=tuple(answer.spans for answer in answers),
             requests=requests,

@@ -140,7 +140,7 @@ def sweep(
 
     config = _config(engine)
     lengths, outputs, concurrencies = (
-        _numbers(flag, value)
+        comma_list(flag, value)
         for flag, value in (
             ("--input-len", input_len),
             ("--output-len", output_len),
@@ -158,7 +158,8 @@ def _config(engine: dict[str, Any]) -> EngineConfig:
     return o.load_config(engine, seed=DEFAULT_SEED)
 
 
-def _numbers(flag: str, text: str) -> list[int]:
+def comma_list(flag: str, text: str) -> list[int]:
+    """The numbers of ``256,1024``, each at least 1. Raises ConfigError."""
     from actorpp.errors import ConfigError
 
     try:
@@ -168,6 +169,14 @@ def _numbers(flag: str, text: str) -> list[int]:
     if min(numbers) < 1:
         raise ConfigError(f"{flag} {text}: each must be at least 1", param=flag)
     return numbers
+
+
+def writable(flag: str, file: Path | None) -> None:
+    """Known before anything is measured. Raises ConfigError when the file's folder does not exist."""
+    from actorpp.errors import ConfigError
+
+    if file is not None and not file.parent.is_dir():
+        raise ConfigError(f"{flag} {file}: no such folder {file.parent}", param=flag)
 
 
 def _run(
@@ -181,12 +190,10 @@ def _run(
 ) -> None:
     from actorpp.cli import loop
     from actorpp.cli.display import reserved_stdout
-    from actorpp.errors import ConfigError
     from actorpp.logs import configure_logging
 
-    for flag, file in (("--save-result", save_result), ("--trace", trace)):
-        if file is not None and not file.parent.is_dir():
-            raise ConfigError(f"{flag} {file}: no such folder {file.parent}", param=flag)
+    writable("--save-result", save_result)
+    writable("--trace", trace)
     configure_logging(config.log_level)
     with reserved_stdout() as output:
         code = loop.run(

@@ -11,6 +11,7 @@ from typing import Any
 
 from actorpp.analysis.bubbles import Bubble, bubbles
 from actorpp.analysis.efficiency import PipelineFigures
+from actorpp.analysis.prediction import Prediction
 from actorpp.analysis.steps import TracedStep, chunk_numbers
 from actorpp.analysis.trace import Trace
 
@@ -141,6 +142,65 @@ def chunk_sizes(steps: Sequence[TracedStep]) -> Chart:
 MAX_REQUEST_LINES = 8
 
 
+def predicted_against_measured(prediction: Prediction) -> Chart:
+    """A dot for each chunk and stage; on the line a prediction was right."""
+    stages = range(len(prediction.chunks[0].measured_s))
+    highest = 1e3 * max(max(*chunk.measured_s, *chunk.predicted_s) for chunk in prediction.chunks)
+    data: list[Chart] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "as predicted",
+            "x": [0, highest],
+            "y": [0, highest],
+            "line": {"color": "@grey", "width": 1, "dash": "dash"},
+            "hoverinfo": "skip",
+        }
+    ]
+    for stage in stages:
+        data.append(
+            _dots(
+                stage,
+                [1e3 * chunk.predicted_s[stage] for chunk in prediction.chunks],
+                [1e3 * chunk.measured_s[stage] for chunk in prediction.chunks],
+                [f"{chunk.tokens} tokens behind {chunk.history}" for chunk in prediction.chunks],
+                "predicted %{x:.1f} ms, measured %{y:.1f} ms",
+            )
+        )
+    return {
+        "data": data,
+        "layout": {
+            "height": 420,
+            "xaxis": {"title": {"text": "predicted, ms"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": "measured, ms"}, "rangemode": "tozero"},
+            "legend": _LEGEND,
+        },
+    }
+
+
+def residuals(prediction: Prediction) -> Chart:
+    """Measured over predicted time, in percent off, by the chunk's history."""
+    data = [
+        _dots(
+            stage,
+            [chunk.history for chunk in prediction.chunks],
+            [100 * (chunk.measured_s[stage] / chunk.predicted_s[stage] - 1) for chunk in prediction.chunks],
+            [f"{chunk.tokens} tokens" for chunk in prediction.chunks],
+            "behind %{x}: %{y:+.1f}%",
+        )
+        for stage in range(len(prediction.chunks[0].measured_s))
+    ]
+    return {
+        "data": data,
+        "layout": {
+            "height": 420,
+            "xaxis": {"title": {"text": "tokens before the chunk"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": "measured - predicted, %"}, "zeroline": True},
+            "legend": _LEGEND,
+        },
+    }
+
+
 def ttft_by_length(traces: Sequence[tuple[str, Trace]]) -> Chart:
     """Time to first token of every request against its prompt's length; a line through the medians of each series."""
     series: dict[str, list[tuple[int, float]]] = {}
@@ -255,4 +315,17 @@ def _share_bars(name: str, names: Sequence[str], shares: Sequence[float], colour
         "y": list(shares),
         "marker": {"color": colour},
         "hovertemplate": "%{x}, %{fullData.name}: %{y:.1f}%<extra></extra>",
+    }
+
+
+def _dots(stage: int, x: Sequence[float], y: Sequence[float], notes: Sequence[str], hover: str) -> Chart:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": f"stage {stage}",
+        "x": list(x),
+        "y": list(y),
+        "customdata": list(notes),
+        "marker": {"size": 8, "color": COLOURS[stage % len(COLOURS)], "line": {"color": "@surface", "width": 1}},
+        "hovertemplate": f"%{{customdata}}<br>{hover}<extra>stage {stage}</extra>",
     }

@@ -8,6 +8,7 @@ from typing import Any
 from actorpp.analysis import charts
 from actorpp.analysis.efficiency import PipelineFigures, pipeline_figures
 from actorpp.analysis.page import Card, Part, Section, page
+from actorpp.analysis.prediction import Prediction, prediction
 from actorpp.analysis.steps import TracedStep, traced_steps
 from actorpp.analysis.trace import Trace
 from actorpp.errors import ConfigError
@@ -36,7 +37,8 @@ def _part(name: str, trace: Trace) -> Part:
     if not steps:
         raise ConfigError(f"{name}: no step that every stage has computed", param="trace")
     figures = pipeline_figures(steps)
-    return Part(name, _facts(trace), _cards(trace, figures), _sections(steps, figures))
+    predicted = prediction(trace, steps)
+    return Part(name, _facts(trace), _cards(trace, figures, predicted), _sections(steps, figures, predicted))
 
 
 def _facts(trace: Trace) -> str:
@@ -71,7 +73,7 @@ def _at_once(trace: Trace) -> str:
     return f", {len(trace.requests)} requests" if len(trace.requests) > 1 else ""
 
 
-def _cards(trace: Trace, figures: PipelineFigures) -> list[Card]:
+def _cards(trace: Trace, figures: PipelineFigures, predicted: Prediction | None) -> list[Card]:
     cards = []
     ttfts = [request.ttft_s for request in trace.requests if request.ttft_s is not None]
     if len(ttfts) == 1:
@@ -85,10 +87,15 @@ def _cards(trace: Trace, figures: PipelineFigures) -> list[Card]:
     cards.append(Card("Bubble share", f"{100 * figures.bubble_share:.1f}%", ideal))
     after = 100 * figures.bubble_share_after_fill
     cards.append(Card("Bubbles after the fill", f"{after:.1f}%", f"M = {figures.num_steps} steps"))
+    if predicted is not None and predicted.makespan_s is not None and predicted.by_engine:
+        expected, took = predicted.makespan_s
+        cards.append(
+            Card("Predicted makespan", _seconds(expected), f"{100 * (expected / took - 1):+.1f}% of {_seconds(took)}")
+        )
     return cards
 
 
-def _sections(steps: list[TracedStep], figures: PipelineFigures) -> list[Section]:
+def _sections(steps: list[TracedStep], figures: PipelineFigures, predicted: Prediction | None) -> list[Section]:
     text = "A bar is a step, its number that of the chunk in the prompt. Hatched: the stage had nothing to do."
     if len(steps) > charts.MAX_BARS:
         text += f" The first {charts.MAX_BARS} of {len(steps)} steps."
@@ -101,6 +108,17 @@ def _sections(steps: list[TracedStep], figures: PipelineFigures) -> list[Section
     if any(step.chunks for step in steps):
         text = "A chunk takes longer the more tokens stand before it; stages stay in step when chunks take equal time."
         found.append(Section("Chunks", text, charts.chunk_sizes(steps)))
+    if predicted is not None:
+        quality = "R² by stage: " + ", ".join(f"{r2:.4f}" for r2 in predicted.r2) + "."
+        text = (
+            "Each chunk on each stage, as the engine's cost model predicted it when the chunk was issued. "
+            if predicted.by_engine
+            else "The trace has no predictions of the engine: this is the cost formula, fitted to these same steps. "
+        )
+        chart = charts.predicted_against_measured(predicted)
+        found.append(Section("Predicted against measured", text + quality, chart, narrow=True))
+        text = "What the prediction was off by. A slope or a bend would mean that the formula lacks something."
+        found.append(Section("Residuals", text, charts.residuals(predicted), narrow=True))
     return found
 
 

@@ -6,13 +6,16 @@ from typing import Any
 
 import msgspec
 
+from actorpp.coordinator.request import ChunkTimes
 from actorpp.stages.messages import Span
 
 
 class TracedRequest(msgspec.Struct, frozen=True):
-    """One request on the driver's clock. ``first_token`` and ``ended`` are None while they have not come.
+    """One request on the driver's clock, which stages on its host share.
 
-    Stages on the driver's host share its clock.
+    Attributes:
+        submitted, first_token, ended: When it was; None while it has not been.
+        chunks: What each prefill chunk was predicted to take, and took.
     """
 
     rid: int
@@ -21,6 +24,7 @@ class TracedRequest(msgspec.Struct, frozen=True):
     submitted: float
     first_token: float | None
     ended: float | None
+    chunks: tuple[ChunkTimes, ...] = ()
 
     @property
     def ttft_s(self) -> float | None:

@@ -69,6 +69,7 @@ class Handle:
             submitted=self._submitted_at,
             first_token=self._first_token_at,
             ended=self._ended_at,
+            chunks=tuple(self.request.chunk_times) if self.request is not None else (),
         )
 
     # --- the coordinator's side --------------------------------------------------------------------------------------

@@ -14,11 +14,14 @@ from msgspec.structs import replace
 from actorpp.analysis import charts
 from actorpp.analysis.bubbles import Bubble, bubbles
 from actorpp.analysis.efficiency import pipeline_figures
+from actorpp.analysis.prediction import prediction
 from actorpp.analysis.report import report
 from actorpp.analysis.steps import traced_steps
-from actorpp.analysis.trace import Trace
+from actorpp.analysis.trace import Trace, TracedRequest
+from actorpp.coordinator.chunking.cost import StageCost
+from actorpp.coordinator.request import ChunkTimes
 from actorpp.errors import ConfigError
-from tests.unit.analysis.support import hand_made
+from tests.unit.analysis.support import hand_made, prefill, spans_of
 
 STEPS = traced_steps(hand_made(offset=0.0).stages)
 
@@ -64,10 +67,66 @@ def test_chunks_by_index() -> None:
     assert first["y"] == second["y"] == [2000, 2000, 1000]
 
 
-def longer() -> Trace:
-    """The same steps for a prompt of another length."""
-    trace = hand_made()
-    return replace(trace, requests=(replace(trace.requests[0], prompt_tokens=20),))
+COSTS = [StageCost(c=0.01, gamma=0, b=1e-4, a=1e-8), StageCost(c=0.02, gamma=0, b=2e-4, a=2e-8)]
+SIZES = [512, 384, 256, 256, 128, 128, 64, 64, 32]
+
+
+def exact_trace(*, slower: float = 1.0) -> Trace:
+    """A prompt whose steps take what COSTS say (times ``slower``), in a pipeline that waits for nothing else."""
+    free, steps = [0.0, 0.0], []
+    for segments in prefill(1, SIZES):
+        at, times = 0.0, []
+        for stage, cost in enumerate(COSTS):
+            begin = max(at, free[stage])
+            at = free[stage] = begin + slower * cost.time(segments[0].start, segments[0].length)
+            times.append((begin, at))
+        steps.append((segments, times))
+    request = TracedRequest(1, sum(SIZES), 1, 0.0, free[1], free[1])
+    return Trace({"window": 4}, spans_of(steps, 2), (request,))
+
+
+def test_without_predictions_the_formula_is_fitted_to_the_trace() -> None:
+    trace = exact_trace()
+    found = prediction(trace, traced_steps(trace.stages))
+    assert found is not None
+    assert not found.by_engine
+    assert found.r2 == pytest.approx((1, 1), abs=1e-6)
+    for chunk in found.chunks:
+        assert chunk.predicted_s == pytest.approx(chunk.measured_s, rel=1e-3)
+    assert found.makespan_s is not None
+    assert found.makespan_s[0] == pytest.approx(found.makespan_s[1], rel=1e-3)
+    assert prediction(hand_made(), STEPS) is None  # three chunks: too few to say anything
+
+
+def test_predictions_of_the_engine_come_before_a_fit() -> None:
+    trace = exact_trace(slower=1.25)
+    steps = traced_steps(trace.stages)
+    times = tuple(
+        ChunkTimes(
+            step.chunks[0].start,
+            step.chunks[0].length,
+            predicted_s=tuple(0.8 * seconds for seconds in step.times),
+            measured_s=step.times,
+            alone=True,
+        )
+        for step in steps
+    )
+    found = prediction(replace(trace, requests=(replace(trace.requests[0], chunks=times),)), steps)
+    assert found is not None
+    assert found.by_engine
+    assert found.makespan_s is not None
+    assert found.makespan_s[0] == pytest.approx(0.8 * found.makespan_s[1])
+    assert all(0 < r2 < 1 for r2 in found.r2)
+    dots = charts.residuals(found)["data"]
+    assert [round(value, 6) for value in dots[0]["y"]] == [25] * len(SIZES)
+    assert dots[0]["x"][:3] == [0, 512, 896]
+    line, first, _ = charts.predicted_against_measured(found)["data"]
+    assert line["x"] == line["y"]
+    assert first["y"] == pytest.approx([1e3 * step.times[0] for step in steps])
+    mixed = tuple(replace(chunk, alone=False) for chunk in times)
+    again = prediction(replace(trace, requests=(replace(trace.requests[0], chunks=mixed),)), steps)
+    assert again is not None
+    assert not again.by_engine
 
 
 def charts_of(html: str) -> list[dict[str, Any]]:
@@ -94,16 +153,16 @@ class Page(HTMLParser):
 
 
 def test_the_page_is_whole_and_needs_nothing_from_elsewhere() -> None:
-    html = report([("a<b", longer()), ("hand", hand_made())])
+    html = report([("a<b", exact_trace()), ("hand", hand_made())])
     parsed = Page()
     parsed.feed(html)
     assert parsed.links == []
     assert parsed.titles == [
         "Time to first token by prompt length",
-        "a<b", "What every stage did", "Bubbles", "Chunks",
+        "a<b", "What every stage did", "Bubbles", "Chunks", "Predicted against measured", "Residuals",
         "hand", "What every stage did", "Bubbles", "Chunks",
     ]  # fmt: skip
-    assert len(charts_of(html)) == 7
+    assert len(charts_of(html)) == 9
     assert "plotly.js v" in html
     assert "prefers-color-scheme: dark" in html
     assert "40.0%" in html  # the bubble share of the hand-made trace

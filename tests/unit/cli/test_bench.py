@@ -86,6 +86,10 @@ def test_latency_prints_and_saves_what_it_measured(bench: Bench) -> None:
     assert [request.prompt_tokens for request in trace.requests] == [100, 100]
     assert all(request.output_tokens == 5 for request in trace.requests)
     assert trace.about["layers"] == [[0, 2], [2, 4]]
+    assert (trace.about["chunk_policy"], trace.about["chunk_size"]) == ("fixed", 32)
+    for request in trace.requests:
+        assert sum(chunk.tokens for chunk in request.chunks) == 100
+        assert all(chunk.measured_s is not None and len(chunk.measured_s) == 2 for chunk in request.chunks)
 
 
 def test_throughput_keeps_to_the_concurrency(bench: Bench) -> None:

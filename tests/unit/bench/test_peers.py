@@ -1,0 +1,122 @@
+"""The comparison beside the peers: contestants that stand still, the table, and when a call is void."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.bench import peers
+from tests.bench.contestant import Contestant, ContestantFailed, first_output
+from tests.bench.peers import DECODE, LONG, OURS, OURS_ONE, QUEUE, TRANSFORMERS, VLLM_ONE, VLLM_PP, Job, Row, Runs
+
+ECHO = """
+import json, sys
+print("noise", flush=True)
+print("ANSWER", json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    if json.loads(line).get("fail"):
+        sys.exit("no room")
+    print("ANSWER", json.dumps({"echo": json.loads(line)}), flush=True)
+"""
+
+
+def test_a_contestant_answers_and_stands_still_between_its_turns() -> None:
+    with Contestant("echo", [sys.executable, "-c", ECHO]) as child:
+        child.ready()
+        process = psutil.Process(child._child.pid)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # returns when it stands still, and only then
+        assert child.run({"a": 1}) == {"echo": {"a": 1}}
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        with pytest.raises(ContestantFailed, match=r"(?s)echo ended with 1:.*no room"):
+            child.run({"fail": True})
+    assert not process.is_running()
+
+
+def test_first_output_waits_for_the_marked_line() -> None:
+    script = "import sys; print('log', flush=True); sys.version.split(); print('ANSWER {}', flush=True)"
+    assert first_output([sys.executable, "-c", script]) > 0
+    assert first_output([sys.executable, "-c", "print('text')"]) > 0
+    with pytest.raises(ContestantFailed, match="ended with 3"):
+        first_output([sys.executable, "-c", "raise SystemExit(3)"])
+
+
+def ours(**figures: float | None) -> dict[str, Any]:
+    return {"ttft": 4.0, "efficiency": 0.95, "over_bound": 1.01, "driver_cpu": 0.03, "tokens_s": 500.0} | figures
+
+
+@pytest.fixture
+def runs() -> Runs:
+    answers = {
+        (OURS, LONG): [ours(ttft=ttft, makespan=ttft, predicted=1.1 * ttft) for ttft in (4.0, 5.0, 6.0)],
+        (OURS_ONE, LONG): [ours(ttft=8.0), ours(ttft=9.0), ours(ttft=9.6)],
+        (TRANSFORMERS, LONG): [{"ttft": 10.0}] * 3,
+        (VLLM_PP, LONG): [{"ttft": 5.0}] * 3,
+        (f"{VLLM_ONE}, chunk 1024", LONG): [{"ttft": 8.0}] * 3,
+        (f"{VLLM_ONE}, chunk 2048", LONG): [{"ttft": 6.25}] * 3,
+        (OURS, QUEUE): [ours(bubble_after_fill=0.04)],
+        (OURS, DECODE): [ours(tokens_s=500.0)],
+        (VLLM_PP, DECODE): [{"tokens_s": 400.0}],
+        (f"{VLLM_ONE}, chunk 1024", DECODE): [{"tokens_s": 625.0}],
+        (f"{VLLM_ONE}, chunk 2048", DECODE): [{"tokens_s": 600.0}],
+        (OURS, Job(1000)): [ours(ttft=1.0)],
+        (OURS, Job(1000, fixed=256)): [ours(ttft=1.25)],
+    }
+    return Runs(answers, {OURS: [3.0], VLLM_PP: [20.0]}, {1000: 256})
+
+
+def test_the_table_is_worked_out_of_the_answers(runs: Runs) -> None:
+    rows = peers.ttft(runs)
+    assert [row.values for row in rows] == [
+        pytest.approx([0.4, 0.5, 0.6]), pytest.approx([0.8, 1.0, 1.2]), pytest.approx([0.64, 0.8, 0.96])
+    ]  # fmt: skip
+    assert "chunk 2048" in rows[2].name  # its best chunk
+    text = peers.lines(rows)
+    assert text[1].split()[-6:] == ["MISSED", "5", "s", "/", "10", "s"]
+    assert " met " in text[3]
+    efficiency, bound = peers.efficiency(runs)
+    assert efficiency.values == [0.95] * 3
+    assert efficiency.note == "T(1)/(P T(P)) = 0.9"
+    assert " met " in peers.lines([efficiency])[1]
+    assert bound.values == [1.01] * 3
+    assert peers.queue(runs)[0].values == [0.04]
+    assert [row.values for row in peers.decode(runs)] == [[1.25], [0.8]]
+    assert peers.start(runs)[0].values == [0.15]
+    assert "MISSED" in peers.lines(peers.driver(runs))[1]
+    assert [row.values for row in peers.planned(runs)] == [[0.8], [], []]
+    assert peers.predicted(runs)[1].values == pytest.approx([0.1] * 3)
+    assert "not measured" in peers.lines(peers.predicted(runs))[1]
+    assert peers.lines([Row("x", [0.0123], 0.02, 0.01, percent=True)])[1].split()[1:4] == ["1.2%"] * 3
+
+
+def test_a_call_is_void_when_the_control_drifts() -> None:
+    assert peers.drift([1.0, 1.0, 1.04]) <= peers.MAX_DRIFT < peers.drift([1.0, 1.0, 1.06])
+
+
+def test_figures_and_peers_can_be_chosen() -> None:
+    options = peers.parse(["--only", "ttft", "--peers", "vllm", "--vllm-python", "py", "--vllm-chunks", "512"])
+    started = peers.commands(options, "folder")
+    assert list(started) == [OURS, OURS_ONE, f"{VLLM_ONE}, chunk 512"]
+    assert started[f"{VLLM_ONE}, chunk 512"][-2:] == ["1", "512"]
+    assert list(peers.commands(peers.parse([]), "folder")) == [OURS, OURS_ONE, TRANSFORMERS]
+    with pytest.raises(SystemExit):
+        peers.parse(["--warmup", "0"])
+
+
+def test_what_is_missing_is_said_and_a_void_call_has_a_code_of_its_own(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for control, code, word in (([1.0, 1.01], 0, "steady"), ([1.0, 1.0, 2.0], 3, "VOID")):
+        monkeypatch.setattr(peers, "measure", lambda options, model, control=control: (runs, control))
+        save = tmp_path / "r.json"
+        assert peers.main(["--model", "x", "--only", "ttft", "--save-result", str(save)]) == code
+        out, err = capsys.readouterr()
+        assert word in out
+        assert "missing: vLLM, 2 stages" in err
+        assert "missing: vLLM, one process" in err
+        assert json.loads(save.read_text())["control_s"] == control
