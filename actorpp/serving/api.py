@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
+from actorpp.coordinator.chunking.plan import ChunkPlan
 from actorpp.coordinator.request import ChunkTimes, StopText
 from actorpp.serving.logprobs import TokenLogprob
 from actorpp.stages.messages import SamplingParams
@@ -226,6 +227,14 @@ class EngineLike(Protocol):
             InvalidRequestError, ContextLengthExceededError: As from ``actorpp.serving.request.check_fits``, or it needs
                 more than the KV cache ever holds.
             OverloadedError: The waiting queue is full.
+        """
+        ...
+
+    def plan(self, prompt_tokens: int) -> ChunkPlan:
+        """What the chunk policy would do with a prompt of so many tokens that finds the pipeline empty.
+
+        Raises:
+            ContextLengthExceededError: The context has no room for the prompt and one token.
         """
         ...
 

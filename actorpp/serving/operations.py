@@ -29,6 +29,7 @@ from actorpp.serving.protocol import (
     Generate,
     Named,
     Poll,
+    Prompted,
     Reply,
     with_tokens,
 )
@@ -71,6 +72,7 @@ class Operations:
             "stats": self._stats,
             "stages": self._stages,
             "models": self._models,
+            "plan": self._plan,
             "tokenize": self._tokenize,
             "detokenize": self._detokenize,
             "drain": self._drain,
@@ -122,6 +124,10 @@ class Operations:
     async def _models(self, call: Call) -> Reply:
         model = {"id": self._gateway.model_name, "context_length": self._gateway.context_length}
         return Reply({"models": [model]})
+
+    async def _plan(self, call: Call) -> Reply:
+        prompt_tokens = checked(call.fields, Prompted).prompt_tokens
+        return Reply(msgspec.to_builtins(self._gateway.engine.plan(prompt_tokens)))
 
     # --- text and ids ---
 

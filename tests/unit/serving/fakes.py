@@ -12,8 +12,9 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from actorpp.config import EngineConfig
+from actorpp.coordinator.chunking.plan import ChunkPlan
 from actorpp.coordinator.request import StopText
-from actorpp.errors import OverloadedError
+from actorpp.errors import ContextLengthExceededError, OverloadedError
 from actorpp.serving.activity import Activity
 from actorpp.serving.api import (
     ActorStats,
@@ -231,6 +232,18 @@ class FakeEngine:
         handle = FakeHandle(self, f"r{len(self.submitted)}", prompt_ids, params, stop_text)
         self.submitted.append(handle)
         return handle
+
+    def plan(self, prompt_tokens: int) -> ChunkPlan:
+        if prompt_tokens >= self.context_length:
+            raise ContextLengthExceededError(f"{prompt_tokens} over {self.context_length}", param="prompt")
+        chunks = (prompt_tokens - prompt_tokens // 2, prompt_tokens // 2)
+        return ChunkPlan(
+            prompt_tokens=prompt_tokens,
+            chunks=chunks,
+            predicted_chunk_s=((0.25, 0.5), (0.5, 0.5)),
+            predicted_ttft_s=1.5,
+            predicted_done_s=(0.75, 1.5),
+        )
 
     def stats(self) -> EngineStats:
         stage = StageStats(layers=(0, 1), pid=1, busy=0.5, weight_bytes=1, kv_bytes=1)

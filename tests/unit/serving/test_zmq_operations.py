@@ -96,6 +96,22 @@ def test_a_long_prompt_is_decoded_beside_the_loop(raw: bool, monkeypatch: pytest
     serve(body)
 
 
+def test_the_plan_of_a_prompt() -> None:
+    async def body(setup: Setup) -> None:
+        header, plan, _ = await setup.once("plan", {"prompt_tokens": 101})
+        assert header["status"] == "ok"
+        assert (plan["prompt_tokens"], plan["chunks"], plan["predicted_ttft_s"]) == (101, [51, 50], 1.5)
+        for bad, param in (
+            ({}, "prompt_tokens"),
+            ({"prompt_tokens": 0}, "prompt_tokens"),
+            ({"prompt_tokens": 600}, "prompt"),
+        ):
+            header, error, _ = await setup.once("plan", bad)
+            assert (header["status"], error["param"]) == ("error", param)
+
+    serve(body)
+
+
 def test_texts_become_ids_and_ids_texts(tokenizer_file: Path) -> None:
     async def body(setup: Setup) -> None:
         ids = TextCodec(tokenizer_file).encode("the cat")
