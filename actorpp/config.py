@@ -34,7 +34,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 DEFAULT_CHUNK = 512
 DEFAULT_SMOOTH_FACTOR = 0.75
-LARGEST_PLANNED_CHUNK = 8192  # bounds the memory of a step, and how long decode waits behind it
+# The largest of planned bounds the memory of a step, and how long decode waits behind it. The first of sglang must be
+# long enough to show how attention grows.
+DEFAULT_CHUNK_OF = {"planned": 8192, "sglang": 2048}
 
 SERVER_FLAGS = (
     "host",
@@ -101,8 +103,10 @@ class EngineConfig(BaseSettings):
     )
 
     stages: Annotated[int, Field(ge=1, le=1024)] = Field(1, description="Pipeline stages, one process each.")
-    layer_partition: Annotated[tuple[Positive, ...] | None, NoDecode] = Field(
-        None, description="Layers of each stage, like 8,8,7,7. [default: even, the remainder on the last stages]"
+    layer_partition: Annotated[Literal["auto"] | tuple[Positive, ...] | None, NoDecode] = Field(
+        None,
+        description="Layers of each stage, like 8,8,7,7; auto: by what they cost. "
+        "[default: even, the remainder on the last stages]",
     )
     threads_per_stage: Positive | None = Field(
         None, description="Compute threads of each stage. [default: usable cores / stages]"
@@ -121,7 +125,7 @@ class EngineConfig(BaseSettings):
     chunked_prefill_size: int | None = Field(
         None,
         description="Prompt tokens per chunk; -1: the whole prompt at once. sglang begins with it, planned stays "
-        "below. [default: 512; for planned at most 8192]",
+        "below. [default: 512; 2048 for sglang, 8192 for planned]",
     )
     enable_dynamic_chunking: bool = Field(
         False, description="As in SGLang: chunks shrink as the history grows. Means --chunk-policy sglang."
@@ -219,7 +223,7 @@ class EngineConfig(BaseSettings):
     @field_validator("layer_partition", mode="before")
     @classmethod
     def _split_partition(cls, value: object) -> object:
-        return value.split(",") if isinstance(value, str) else value
+        return value.split(",") if isinstance(value, str) and value != "auto" else value
 
     @field_validator("chunked_prefill_size")
     @classmethod
@@ -239,7 +243,7 @@ class EngineConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> EngineConfig:
-        if self.layer_partition is not None and len(self.layer_partition) != self.stages:
+        if isinstance(self.layer_partition, tuple) and len(self.layer_partition) != self.stages:
             raise ValueError(
                 f"--layer-partition names {len(self.layer_partition)} stages, but --stages is {self.stages}: "
                 "give one number of layers for each stage"
@@ -309,7 +313,7 @@ class EngineConfig(BaseSettings):
     def scheduling_limits(self, context_length: int) -> SchedulingLimits:
         """The scheduler's limits for a model of this context length."""
         policy = self.policy_name
-        default = min(LARGEST_PLANNED_CHUNK, context_length) if policy == "planned" else DEFAULT_CHUNK
+        default = min(DEFAULT_CHUNK_OF.get(policy, DEFAULT_CHUNK), context_length)
         chunk = context_length if self.chunked_prefill_size == -1 else self.chunked_prefill_size or default
         batched = self.max_num_batched_tokens or chunk + self.max_running_requests
         return SchedulingLimits(

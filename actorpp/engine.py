@@ -29,8 +29,9 @@ from actorpp.coordinator.ports import ProcessPorts
 from actorpp.coordinator.request import Request, StopText
 from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
 from actorpp.coordinator.stage_group import Ports, StageGroup
-from actorpp.errors import ConfigError, StageFailedError
-from actorpp.planning import Planning
+from actorpp.errors import ConfigError, ProfilingError, StageFailedError
+from actorpp.planning import Planning, choose_partition
+from actorpp.profiling import measure_profile
 from actorpp.runtime import ActorRef, ActorSystem
 from actorpp.serving.activity import Activity
 from actorpp.serving.api import (
@@ -56,7 +57,7 @@ log = structlog.get_logger(__name__)
 FIRST_EPOCH = 1
 MAX_TRACED_REQUESTS = 100_000
 
-UNITS = {"download": "bytes", "extract": "bytes", "convert": "parts", "load": "stages"}
+UNITS = {"download": "bytes", "extract": "bytes", "convert": "parts", "load": "stages", "profile": "tokens"}
 
 
 class Engine:
@@ -160,6 +161,19 @@ class Engine:
             name="coordinator",
         )
         stack.push_async_callback(self._end_requests)
+        if self.planning.needs_profile:
+            await self._take_profile()
+
+    async def _take_profile(self) -> None:
+        """The chunk policy follows a profile, and none is saved. Where none can be taken, chunks have one size."""
+        try:
+            self.planning.profile = await measure_profile(
+                self, on_progress=lambda done, total: self._progress("profile", done, total)
+            )
+            await asyncio.to_thread(self.planning.profile.save)
+        except (ProfilingError, OSError) as error:
+            log.warning("a profile was not taken or not saved", reason=str(error))
+        self.scheduler.policy = self.planning.policy()
 
     async def _end_requests(self) -> None:
         """First of the end: every request gets its answer before the stages go."""
@@ -180,7 +194,9 @@ class Engine:
 
     def _specs(self, checkpoint: Checkpoint) -> list[StageSpec]:
         config = self.config
-        ranges = partition(checkpoint.num_layers, config.stages, config.layer_partition)
+        ranges = partition(
+            checkpoint.num_layers, config.stages, choose_partition(config, checkpoint, self.context_length)
+        )
         return [
             StageSpec(
                 stage=stage,
@@ -234,7 +250,7 @@ class Engine:
                 max_running_requests=limits.max_running_requests,
                 max_queued_requests=limits.max_queued_requests,
             ),
-            self.planning.policy(),
+            self.planning.policy("fixed" if self.planning.needs_profile else None),
             epoch=FIRST_EPOCH,
             costs=self.planning.costs,
         )

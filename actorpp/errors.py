@@ -72,6 +72,12 @@ class CheckpointError(ActorppError):
     code = "bad_checkpoint"
 
 
+class ProfilingError(ActorppError):
+    """The pipeline's profile cannot be measured now; nothing else is affected."""
+
+    code = "profiling_failed"
+
+
 class OutputError(ActorppError):
     """A result cannot be written: the reader went away, the disk is full, or the file is not writable."""
 

@@ -9,15 +9,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actorpp.config import DEFAULT_SMOOTH_FACTOR, EngineConfig
+from actorpp.coordinator.balance import auto_partition
 from actorpp.coordinator.chunking.choose import make_policy
 from actorpp.coordinator.chunking.fit import CostLearner
 from actorpp.coordinator.chunking.operations import prior
 from actorpp.coordinator.chunking.plan import ChunkPlan, plan_prompt
 from actorpp.coordinator.chunking.policy import ChunkPolicy, PolicyContext
-from actorpp.coordinator.chunking.profile import ProfileKey, load_profile
+from actorpp.coordinator.chunking.profile import ProfileKey, any_partition, load_profile
 from actorpp.errors import ContextLengthExceededError, InvalidRequestError
 from actorpp.stages.checkpoint import Checkpoint
 from actorpp.stages.config import choose_dtype
+
+
+def choose_partition(config: EngineConfig, checkpoint: Checkpoint, context_length: int) -> tuple[int, ...] | None:
+    """Layers of each stage as configured, computed for ``auto``; None is the even split.
+
+    Raises:
+        ConfigError: ``auto`` with more stages than layers.
+    """
+    if config.layer_partition != "auto":
+        return config.layer_partition
+    return auto_partition(
+        checkpoint.config,
+        config.stages,
+        context_length=context_length,
+        device_type=config.device_type,
+        profile=any_partition(_key(config, checkpoint, ())),
+    )
+
+
+def _key(config: EngineConfig, checkpoint: Checkpoint, partition: tuple[int, ...]) -> ProfileKey:
+    return ProfileKey.of(
+        checkpoint.config,
+        dtype=choose_dtype(config.dtype, checkpoint.dtype, config.device_type),
+        device_type=config.device_type,
+        threads=config.threads(),
+        partition=partition,
+    )
 
 
 class Planning:
@@ -40,16 +68,15 @@ class Planning:
         self.context_length = context_length
         self.limits = config.scheduling_limits(context_length)
         self.max_chunk = min(self.limits.max_prefill_tokens, self.limits.max_num_batched_tokens)
-        self.key = ProfileKey.of(
-            checkpoint.config,
-            dtype=choose_dtype(config.dtype, checkpoint.dtype, config.device_type),
-            device_type=config.device_type,
-            threads=config.threads(),
-            partition=tuple(hi - lo for lo, hi in ranges),
-        )
+        self.key = _key(config, checkpoint, tuple(hi - lo for lo, hi in ranges))
         self.profile = load_profile(self.key)
         counted = prior(checkpoint.config, ranges, config.device_type)
         self.costs = CostLearner(counted if self.profile is None else self.profile.model)
+
+    @property
+    def needs_profile(self) -> bool:
+        """Whether the engine's policy follows a profile, and there is none."""
+        return self.limits.chunk_policy == "sglang" and self.profile is None
 
     def policy(
         self, name: str | None = None, *, chunk_size: int | None = None, smooth_factor: float | None = None

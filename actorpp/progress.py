@@ -19,6 +19,7 @@ PHASES = {
     "extract": "extracting",
     "convert": "converting",
     "load": "loading",
+    "profile": "profiling",
     "prefill": "prefill",
     "generate": "generating",
     "warm-up": "warming up",

@@ -113,7 +113,7 @@ Device = Annotated[str | None, _engine("device", MODEL, "auto|cpu|cuda|cuda:N")]
 ContextLength = Annotated[int | None, _engine("context_length", MODEL, "N")]
 
 Stages = Annotated[int | None, _engine("stages", PIPELINE, "P")]
-LayerPartition = Annotated[str | None, _engine("layer_partition", PIPELINE, "N,N,...")]
+LayerPartition = Annotated[str | None, _engine("layer_partition", PIPELINE, "N,N,...|auto")]
 ThreadsPerStage = Annotated[int | None, _engine("threads_per_stage", PIPELINE, "N")]
 AsyncDepth = Annotated[int | None, _engine("async_depth", PIPELINE, "N")]
 Lookahead = Annotated[int | None, _engine("lookahead", PIPELINE, "N")]

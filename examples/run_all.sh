@@ -7,7 +7,7 @@ server=
 trap '[ -z "$server" ] || kill "$server"; rm -rf "$work"' EXIT
 cd "$work"
 
-for example in "$examples"/0[1-35-8]_*.py; do
+for example in "$examples"/0[1-35-9]_*.py; do
   echo "--- $(basename "$example")"
   python "$example"
 done

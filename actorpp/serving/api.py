@@ -163,14 +163,15 @@ class StartupProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far the engine's start has come. Sent at the beginning, on the way and at the end of each phase.
 
     Attributes:
-        phase: ``download``, ``extract`` and ``convert`` (when the checkpoint is not there yet), ``load`` (weights).
+        phase: ``download``, ``extract`` and ``convert`` (when the checkpoint is not there yet), ``load`` (weights),
+            ``profile`` (for ``--chunk-policy sglang``, when none is saved).
         done, total: In ``unit``; total is None while it is not known.
     """
 
-    phase: Literal["download", "extract", "convert", "load"]
+    phase: Literal["download", "extract", "convert", "load", "profile"]
     done: int
     total: int | None
-    unit: Literal["bytes", "parts", "stages"]
+    unit: Literal["bytes", "parts", "stages", "tokens"]
 
 
 OnStartup = Callable[[StartupProgress], None]

@@ -155,15 +155,21 @@ def test_derived_values() -> None:
         ({}, "planned", 8192),
         ({"chunked_prefill_size": 256}, "fixed", 256),
         ({"chunked_prefill_size": 256, "chunk_policy": "planned"}, "planned", 256),
-        ({"enable_dynamic_chunking": True}, "sglang", 512),
+        ({"enable_dynamic_chunking": True}, "sglang", 2048),
         ({"enable_dynamic_chunking": True, "chunked_prefill_size": 4096}, "sglang", 4096),
-        ({"enable_dynamic_chunking": True, "chunk_policy": "sglang"}, "sglang", 512),
+        ({"enable_dynamic_chunking": True, "chunk_policy": "sglang"}, "sglang", 2048),
         ({"chunk_policy": "my.module:Policy"}, "my.module:Policy", 512),
     ],
 )
 def test_what_the_chunking_options_mean_together(options: dict[str, Any], policy: str, size: int) -> None:
     limits = EngineConfig(**options).scheduling_limits(100_000)
     assert (limits.chunk_policy, limits.chunked_prefill_size) == (policy, size)
+
+
+def test_the_partition_may_be_left_to_the_engine() -> None:
+    assert EngineConfig(layer_partition="auto", stages=3).layer_partition == "auto"
+    with pytest.raises(ConfigError, match=r"--layer-partition.*'auto'"):
+        EngineConfig(layer_partition="best")
 
 
 def test_aliases_do_not_collide() -> None:

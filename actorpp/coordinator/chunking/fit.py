@@ -85,7 +85,7 @@ class CostLearner:
         self._prior = prior
         self._sums = [_Sums() for _ in prior.stages]
         self._model: CostModel | None = prior
-        self._cold = not prior.in_seconds
+        self._cold = True
         self.measured = 0
 
     @property

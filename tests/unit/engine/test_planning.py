@@ -79,3 +79,11 @@ def test_what_cannot_be_planned_is_refused(model: Path, tokens: int, error: type
             gateway.engine.plan(tokens)  # type: ignore[attr-defined]
 
     served(model, body, context_length=1024)
+
+
+def test_layers_are_split_by_what_they_cost(model: Path) -> None:
+    async def body(gateway: Gateway) -> None:
+        assert gateway.engine.planning.key.partition in ((3, 2), (2, 3))  # type: ignore[attr-defined]
+        assert (await complete(gateway, max_tokens=2)).metrics.chunks
+
+    served(model, body, layer_partition="auto")

@@ -1,0 +1,121 @@
+"""Profiles of the shipped engine: what is measured, that nothing stays behind, and what follows from a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from actorpp.coordinator.chunking.fixed import FixedChunks
+from actorpp.coordinator.chunking.policy import ChunkRequest
+from actorpp.coordinator.chunking.profile import load_profile
+from actorpp.coordinator.chunking.sglang import SglangChunks
+from actorpp.errors import ProfilingError
+from actorpp.profiling import _OwnPrompts, measure_profile
+from actorpp.serving.api import GenerationParams
+from actorpp.serving.gateway import Gateway
+from tests.unit.engine.support import PROMPT, complete, served
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTORPP_CACHE", str(tmp_path))
+
+
+def test_a_profile_covers_histories_and_sizes_and_leaves_nothing_behind(model: Path) -> None:
+    told: list[tuple[int, int]] = []
+
+    async def body(gateway: Gateway) -> None:
+        engine: Any = gateway.engine
+        before, policy = engine.stats().pages_used, engine.scheduler.policy
+        profile = await measure_profile(engine, on_progress=lambda done, total: told.append((done, total)))
+        assert engine.stats().pages_used == before == 0
+        assert engine.scheduler.policy is policy
+        assert engine.scheduler.requests() == []
+        first = {sample.tokens for sample in profile.samples if not sample.history}
+        assert len(first) >= 8
+        behind = [(sample.history, sample.tokens) for sample in profile.samples if sample.history]
+        assert {tokens for _, tokens in behind} >= {64, 128, 256}
+        assert max(history for history, _ in behind) > 512
+        assert all(len(sample.seconds) == 2 and min(sample.seconds) > 0 for sample in profile.samples)
+        assert len(profile.fits) == 2
+        assert all(cost.time(0, 512) > 0 for cost in profile.model.stages)
+        assert sum(tokens for _, tokens in behind) + sum(first) < told[-1][0] == told[-1][1]  # the warm-up is left out
+
+    served(model, body, context_length=1024)
+
+
+def test_a_busy_or_tiny_engine_gives_no_profile(model: Path) -> None:
+    async def busy(gateway: Gateway) -> None:
+        engine: Any = gateway.engine
+        handle = engine.submit(PROMPT, GenerationParams())
+        while not engine.scheduler.requests():  # noqa: ASYNC110 - until the coordinator has it
+            await asyncio.sleep(0)
+        with pytest.raises(ProfilingError, match="busy"):
+            await measure_profile(engine)
+        handle.abort()
+        async for _ in handle:
+            pass
+
+    async def tiny(gateway: Gateway) -> None:
+        with pytest.raises(ProfilingError, match=r"needed|no room"):
+            await measure_profile(gateway.engine)  # type: ignore[arg-type]
+
+    served(model, busy)
+    served(model, tiny, context_length=8)
+
+
+def test_dynamic_chunking_takes_a_profile_at_start_and_the_next_engine_uses_it(model: Path) -> None:
+    keys = []
+
+    async def first(gateway: Gateway) -> None:
+        engine: Any = gateway.engine
+        assert load_profile(engine.planning.key) == engine.planning.profile is not None
+        assert isinstance(engine.scheduler.policy, SglangChunks)
+        await complete(gateway, max_tokens=2)
+        keys.append(engine.planning.profile)
+
+    async def second(gateway: Gateway) -> None:
+        assert gateway.engine.planning.profile == keys[0]  # type: ignore[attr-defined]
+
+    served(model, first, context_length=1024, enable_dynamic_chunking=True)
+    served(model, second, context_length=1024, enable_dynamic_chunking=True)
+
+
+def test_where_a_profile_fails_chunks_have_one_size_and_that_is_said(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*args: Any, **options: Any) -> None:
+        raise ProfilingError("a prompt failed")
+
+    monkeypatch.setattr("actorpp.engine.measure_profile", fail)
+
+    async def body(gateway: Gateway) -> None:
+        result = await complete(gateway, max_tokens=2)
+        assert result.metrics.chunks == (32, 28)
+
+    with structlog.testing.capture_logs() as logs:
+        served(model, body, enable_dynamic_chunking=True, chunked_prefill_size=32)
+    assert [entry["log_level"] for entry in logs if "reason" in entry] == ["warning", "warning"]
+
+
+def test_a_profile_that_cannot_be_saved_is_used_all_the_same(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(gateway: Gateway) -> None:
+        assert gateway.engine.planning.profile is not None  # type: ignore[attr-defined]
+
+    monkeypatch.setenv("ACTORPP_CACHE", "/dev/null/cache")
+    with structlog.testing.capture_logs() as logs:
+        served(model, body, context_length=512, enable_dynamic_chunking=True)
+    assert any("not saved" in entry["event"] for entry in logs)
+
+
+def test_prompts_of_others_are_cut_as_before() -> None:
+    own = _OwnPrompts(FixedChunks(10))
+    own.plans[1] = [5, 20]
+    assert own.next_chunk(ChunkRequest(1, 25), 0, 25, 100) == 20
+    assert own.next_chunk(ChunkRequest(2, 25), 0, 25, 100) == 10
+    assert own.next_chunk(ChunkRequest(1, 25, step_tokens=10), 20, 5, 100) == 0
+    assert own.next_chunk(ChunkRequest(1, 25), 20, 5, 100) == 5
