@@ -14,7 +14,6 @@ import torch
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
-from actorpp.errors import ConfigError
 from actorpp.stages.history import History, LayerKV, PackedSegment
 
 BLOCK_ROWS = 128
@@ -244,17 +243,6 @@ class SdpaBackend(SegmentBackend):
             for rows, keys, values, mask in blocks
         ]
         return torch.cat(outs, dim=1), None
-
-
-def choose_backend(name: str, device: torch.device) -> AttentionBackend:
-    """The backend called ``name`` (``auto``, ``flash``, ``sdpa``); ``auto`` is flash on CPUs and sdpa elsewhere.
-
-    Raises:
-        ConfigError: ``flash`` was asked for on another device than a CPU.
-    """
-    if name == "flash" and device.type != "cpu":
-        raise ConfigError("attention backend 'flash' is the CPU kernel; use 'sdpa' on other devices", param="device")
-    return FlashBackend() if name == "flash" or (name == "auto" and device.type == "cpu") else SdpaBackend()
 
 
 def _products(

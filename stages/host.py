@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from actorpp.errors import CheckpointError, ConfigError, ProtocolError
-from actorpp.stages.backends import choose_backend
+from actorpp.stages.backend_choice import choose_backend
 from actorpp.stages.kv import KVArena, PageTable
 from actorpp.stages.loader import LoadedModel, load_stage_model
 from actorpp.stages.logprobs import TokenLogprobs, output_logprobs, prompt_logprobs, prompt_rows

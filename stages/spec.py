@@ -34,7 +34,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         load_format: ``dummy`` makes random weights from the configuration alone.
         async_depth: Steps whose sampled ids may wait on the device.
         seed: Seed of the dummy weights.
-        attention_backend: ``auto``, ``flash`` or ``sdpa``.
+        attention_backend: ``auto``, or a name that ``actorpp.stages.backend_choice`` knows.
         kv_tokens: KV capacity asked for, in tokens; else memory decides.
         mem_fraction_static: Share of the device's memory for weights and KV pages of all stages on it.
         colocated: Stages that share this device's memory.
@@ -55,7 +55,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     load_format: Literal["auto", "dummy"] = "auto"
     async_depth: int = 1
     seed: int = 0
-    attention_backend: Literal["auto", "flash", "sdpa"] = "auto"
+    attention_backend: Literal["auto", "flash", "sdpa", "flashinfer", "flash_attn"] = "auto"
     kv_tokens: int | None = None
     mem_fraction_static: float = 0.4
     colocated: int = 1

@@ -20,12 +20,15 @@ import pytest
 import torch
 
 from actorpp import LLM, SamplingParams
+from actorpp.stages.backend_choice import ON_CUDA, choose_backend
+from actorpp.stages.backends import Scoring
 from actorpp.stages.messages import Segment, Step
 from actorpp.stages.streams import Streams
 from actorpp.transport.sockets import close_context
-from tests.exactness.chain import Chain
+from tests.exactness.chain import Chain, recorded_logits
 from tests.exactness.oracle import Answer, Case, ask
-from tests.exactness.policy import TokenTally
+from tests.exactness.policy import TokenTally, check_bfloat16
+from tests.support.packed_step import check_step, packed_step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -104,6 +107,48 @@ def test_the_oracles_tokens(
             assert llm.stats().pages_used == 0
         for (name, answer), output in zip(oracle.items(), outputs, strict=True):
             tally.check(f"{name}, depth {depth}", output.outputs[0].token_ids, answer.tokens, answer.logits)
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [64, 256])
+@pytest.mark.parametrize("name", ["sdpa", *ON_CUDA])
+def test_kernels_compute_a_packed_step(name: str, page_size: int) -> None:
+    """Chunks, decode tokens and borders of pages, windows and soft-caps, in one call, out of pages full of NaN."""
+    if name in ON_CUDA:
+        pytest.importorskip(ON_CUDA[name][0])
+    backend = choose_backend(name, torch.device(DEVICE))
+    lengths = [(1000, 300), (17, 1), (6, 6), (page_size + 3, 1), (page_size, 2), (700, 1)]
+    for width in (64, 128):
+        shape: dict[str, Any] = {"heads": 12, "kv_heads": 4, "widths": (width, width)}
+        query, kv = packed_step(lengths, page_size, dtype=torch.bfloat16, device=DEVICE, **shape)
+        for scoring in (Scoring(0.1), Scoring(0.1, window=65), Scoring(0.1, softcap=3.0)):
+            check_step(backend, query, kv, scoring, 0.03)
+
+
+@pytest.mark.parametrize("name", ["sdpa", *ON_CUDA])
+def test_half_precision_errs_hardly_more_than_the_cpu(name: str, default_model: Path, prompt_3000: list[int]) -> None:
+    """The model through its stages in bfloat16: chunks, then decode tokens of several requests in one step."""
+    if name in ON_CUDA:
+        pytest.importorskip(ON_CUDA[name][0])
+    logits = {}
+    for key, options in {
+        "exact": {"dtype": "float32"},
+        "cpu": {"dtype": "bfloat16"},
+        "cuda": {"dtype": "bfloat16", "device": DEVICE, "attention_backend": name},
+    }.items():
+        chain = Chain(default_model, 2, **options)
+        lengths = (700, 90, 5)
+        for rid, length in enumerate(lengths):
+            chain.admit(rid, prompt_3000[rid : rid + length], range(12 * rid, 12 * rid + 12))
+        with recorded_logits() as rows:
+            for rid, length in enumerate(lengths):
+                chain.prefill(rid, length, 256)
+            for index in range(8):
+                chain.step(*(Segment(rid, length + index, 1, 7000 + rid, True) for rid, length in enumerate(lengths)))
+        logits[key] = torch.stack(rows).cpu()
+    check_bfloat16(logits["cuda"], logits["cpu"], logits["exact"])
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------

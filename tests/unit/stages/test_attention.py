@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from actorpp.errors import ConfigError, UnsupportedModelError
+from actorpp.errors import UnsupportedModelError
 from actorpp.stages import backends
 from actorpp.stages.attention import packed_attention
 from actorpp.stages.backends import (
@@ -17,12 +17,11 @@ from actorpp.stages.backends import (
     Scoring,
     SdpaBackend,
     SegmentBackend,
-    choose_backend,
     merge,
 )
-from actorpp.stages.history import GATHERED_KEYS, History, LayerKV, PackedSegment, StepLayout
-from actorpp.stages.kv import PageTable
+from actorpp.stages.history import GATHERED_KEYS, History
 from actorpp.stages.packed import ProbeCache
+from tests.support.packed_step import check_step, packed_step
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 16
 SCALING = 0.3
@@ -131,33 +130,6 @@ def test_bfloat16_keeps_its_type(backend: SegmentBackend) -> None:
     torch.testing.assert_close(out.double(), _plain(query, keys, values)[0], rtol=0, atol=0.02)
 
 
-def test_auto_takes_the_flash_kernel_on_cpus_only() -> None:
-    assert isinstance(choose_backend("auto", torch.device("cpu")), FlashBackend)
-    assert isinstance(choose_backend("auto", torch.device("cuda")), SdpaBackend)
-    with pytest.raises(ConfigError, match="CPU kernel"):
-        choose_backend("flash", torch.device("cuda"))
-
-
-PAGE = 16
-
-
-def _step(lengths: list[tuple[int, int]], seed: int = 5) -> tuple[torch.Tensor, LayerKV]:
-    """Queries and keys of segments (keys, own tokens) in interleaved pages; what no request owns is NaN."""
-    most = max(-(-total // PAGE) for total, _ in lengths)
-    slots = most * PAGE * len(lengths)
-    generator = torch.Generator().manual_seed(seed)
-    keys, values = (torch.full((KV_HEADS, slots, WIDTH), torch.nan) for _ in range(2))
-    segments, offset = [], 0
-    for index, (total, own) in enumerate(lengths):
-        runs = PageTable(range(index, most * len(lengths), len(lengths)), PAGE).runs(0, total)
-        segments.append(PackedSegment(offset, own, runs))
-        offset += own
-        for side in (keys, values):
-            side[:, segments[-1].slots()] = torch.randn(KV_HEADS, total, WIDTH, generator=generator)
-    query = torch.randn(HEADS, offset, WIDTH, generator=generator)
-    return query, LayerKV(StepLayout(segments, PAGE, torch.device("cpu")), keys, values)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scoring", [PLAIN, PLAIN._replace(window=20), PLAIN._replace(softcap=0.5)])
 @pytest.mark.parametrize(
@@ -172,18 +144,8 @@ def test_a_step_gives_each_segment_its_own_attention(
     backend: SegmentBackend, scoring: Scoring, lengths: list[tuple[int, int]]
 ) -> None:
     """Decode tokens with short histories, which may go in one call, stand among chunks and long histories."""
-    query, kv = _step(lengths)
-    out, lse = backend.attend_step(query, kv, scoring, with_lse=True)
-    assert lse is not None
-    for segment in kv.layout.segments:
-        own = slice(segment.offset, segment.offset + segment.length)
-        keys, values = kv.history(segment).join(range(segment.keys))
-        exact, exact_lse = _plain(query[:, own], keys, values, scoring)
-        torch.testing.assert_close(out[own].double(), exact.transpose(0, 1), rtol=0, atol=2e-6)
-        torch.testing.assert_close(lse[own].double(), exact_lse.transpose(0, 1), rtol=0, atol=2e-6)
-    without, none = backend.attend_step(query, kv, scoring)
-    torch.testing.assert_close(without, out, rtol=0, atol=2e-6)
-    assert none is None
+    query, kv = packed_step(lengths)
+    check_step(backend, query, kv, scoring._replace(scaling=0.25), 2e-6)
 
 
 def test_sixteen_short_requests_decode_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +158,7 @@ def test_sixteen_short_requests_decode_in_one_call(monkeypatch: pytest.MonkeyPat
 
     flash = backends._flash
     monkeypatch.setattr(backends, "_flash", counted)
-    query, kv = _step([(64 + 3 * index, 1) for index in range(16)])
+    query, kv = packed_step([(64 + 3 * index, 1) for index in range(16)])
     FlashBackend().attend_step(query, kv, PLAIN)
     assert calls == 1
 
