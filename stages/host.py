@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
 import torch
 
 from actorpp.errors import CheckpointError, ConfigError, ProtocolError
@@ -30,7 +31,13 @@ from actorpp.stages.sampler import SampleRow, needs_history, processors, sample
 from actorpp.stages.spec import StageSpec
 from actorpp.stages.streams import Streams
 
+log = structlog.get_logger(__name__)
+
 Progress = Callable[[str, int, int], None]
+Part = tuple[PageTable, int, int]
+"""Page table, first position and length of a segment."""
+Rows = list[int] | None
+"""Where in the packed row logits are wanted; None on stages that give hidden states."""
 
 
 @dataclass
@@ -43,7 +50,7 @@ class Launched:
         end: When it ended; on CUDA on the last stage right only after ``fetch``, elsewhere when it was queued.
         sampled: (2, R) int64 on the device: ids, and whether their logits were broken; None if nothing was sampled.
         rids: Request of each of the R ids.
-        failures: Requests that had failed before this step's sampling, with the reason.
+        failures: On the last stage: requests of this step that have failed on it by themselves, with the reason.
         wanted: Log-probabilities of the sampled ids, and of prompt tokens, on the device; None where nobody asked.
         mark: What ``Streams.finish`` returned for this step.
         logprobs, prompt_logprobs: As in Output; filled in by ``fetch``.
@@ -239,7 +246,7 @@ class StageHost:
         self._use_threads()
         self._retire(step.retire)
         start = time.monotonic()
-        parts = []
+        parts: list[Part] = []
         for segment in step.segments:
             request = self._requests.get(segment.rid)
             if request is None or segment.start != request.computed:
@@ -250,13 +257,12 @@ class StageHost:
             raise ProtocolError(f"the hidden states do not fit step {step.seq} of {step.num_tokens} tokens")
         sampling = [segment for segment in step.segments if segment.sample] if self.is_last else []
         with torch.inference_mode(), self._streams.forward() as begun:
-            cache, positions = pack(parts, self.arena)
             ids = self._input_ids(step, outputs).to(self.device, non_blocking=True) if self.is_first else None
             if hidden is not None:
                 self._streams.hold(hidden)
                 hidden = hidden.to(self.device, self.dtype, non_blocking=True)
-            rows = [*_sampling_rows(step), *prompt_rows(step, self._requests)] if self.is_last else None
-            out = self.forward(ids, hidden, positions, cache, rows)
+            rows = [*step.sampling_rows, *prompt_rows(step, self._requests)] if self.is_last else None
+            out = self._compute(step, parts, ids, hidden, rows)
             sampled = self._sample(sampling, out[: len(sampling)]) if sampling else None
             wanted = (
                 output_logprobs(sampling, self._requests, out, sampled[0]) if sampled is not None else None,
@@ -270,7 +276,7 @@ class StageHost:
             sampled=sampled,
             rids=tuple(segment.rid for segment in sampling),
             wanted=wanted,
-            failures={s.rid: why for s in sampling if (why := self._requests[s.rid].failure)},
+            failures={s.rid: why for s in step.segments if self.is_last and (why := self._requests[s.rid].failure)},
             mark=mark,
         )
 
@@ -323,13 +329,73 @@ class StageHost:
                     ids.append(torch.tensor([literal]))
         return torch.cat(ids)[None]
 
+    def _compute(
+        self,
+        step: Step,
+        parts: list[Part],
+        ids: torch.Tensor | None,
+        hidden: torch.Tensor | None,
+        rows: Rows,
+    ) -> torch.Tensor:
+        """``forward`` over the step. A request whose part does not fit in memory is lost, and alone.
+
+        On this stage its rows are NaN from then on, so that the last stage, wherever it is, finds it broken.
+        """
+        out = self._forward_if_it_fits(parts, ids, hidden, rows)
+        if out is None:
+            out = self._forward_apart(step, parts, ids, hidden, rows)
+        elif rows is None:
+            for segment, own in zip(step.segments, step.token_ranges, strict=True):
+                if self._requests[segment.rid].lost:
+                    out[own.start : own.stop] = torch.nan
+        return out
+
+    def _forward_apart(
+        self,
+        step: Step,
+        parts: list[Part],
+        ids: torch.Tensor | None,
+        hidden: torch.Tensor | None,
+        rows: Rows,
+    ) -> torch.Tensor:
+        """The segments one after the other; NaN where one does not fit even by itself."""
+        shape = (step.num_tokens, self.hidden_size) if rows is None else (len(rows), int(self.model.config.vocab_size))
+        out = torch.full(shape, torch.nan, dtype=self.dtype, device=self.device)
+        for segment, part, own in zip(step.segments, parts, step.token_ranges, strict=True):
+            request, tokens = self._requests[segment.rid], slice(own.start, own.stop)
+            at = [*own] if rows is None else [index for index, row in enumerate(rows) if row in own]
+            found = self._forward_if_it_fits(
+                [part],
+                None if ids is None else ids[:, tokens],
+                None if hidden is None else hidden[tokens],
+                None if rows is None else [rows[index] - own.start for index in at],
+            )
+            if found is None:
+                request.failure = f"stage {self.spec.stage} has no memory for {segment.length} tokens at once"
+                log.warning("a request is lost: the device's memory is exhausted", rid=segment.rid, step=step.seq)
+            request.lost = request.lost or found is None
+            if at and found is not None and not request.lost:
+                out[at] = found
+        return out
+
+    def _forward_if_it_fits(
+        self, parts: list[Part], ids: torch.Tensor | None, hidden: torch.Tensor | None, rows: Rows
+    ) -> torch.Tensor | None:
+        """None where memory did not suffice; what the attempt held is free again then."""
+        with suppress(torch.OutOfMemoryError):
+            cache, positions = pack(parts, self.arena)
+            return self.forward(ids, hidden, positions, cache, rows)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
+
     def forward(
         self,
         ids: torch.Tensor | None,
         hidden: torch.Tensor | None,
         positions: torch.Tensor,
         cache: PackedCache,
-        rows: list[int] | None,
+        rows: Rows,
     ) -> torch.Tensor:
         """Run the local layers: hidden states (T, hidden_size), or logits (len(rows), vocab) of ``rows``."""
         model = self.model
@@ -376,13 +442,3 @@ class StageHost:
             with suppress(RuntimeError):  # once per process, and not after another user of torch began
                 torch.set_num_interop_threads(1)
             self._threads_set.done = True
-
-
-def _sampling_rows(step: Step) -> list[int]:
-    """Where in the packed row the last tokens of the sampling segments lie."""
-    rows, offset = [], 0
-    for segment in step.segments:
-        offset += segment.length
-        if segment.sample:
-            rows.append(offset - 1)
-    return rows

@@ -6,6 +6,7 @@ apply it in order and decide nothing. Sizes are in tokens, times in seconds.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Literal
 
 import msgspec
@@ -109,6 +110,17 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     @property
     def num_tokens(self) -> int:
         return sum(s.length for s in self.segments)
+
+    @property
+    def token_ranges(self) -> list[range]:
+        """Where each segment's tokens lie in the packed row."""
+        ends = list(accumulate(s.length for s in self.segments))
+        return [range(end - s.length, end) for end, s in zip(ends, self.segments, strict=True)]
+
+    @property
+    def sampling_rows(self) -> list[int]:
+        """Where in the packed row the last tokens of the sampling segments lie."""
+        return [own.stop - 1 for own, s in zip(self.token_ranges, self.segments, strict=True) if s.sample]
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):

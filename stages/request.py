@@ -20,7 +20,8 @@ class Request:
         computed: Tokens whose keys and values are in the arena.
         processors: On the last stage: what its logits go through before sampling.
         history: On the last stage, if a penalty needs it: ids by position, on the device.
-        failure: Why this request has failed by itself; told with its next sampled id.
+        failure: Why this request has failed by itself; the last stage tells it with its next step.
+        lost: Part of it did not fit in memory: what this stage computes of it means nothing.
     """
 
     prompt_len: int
@@ -31,3 +32,4 @@ class Request:
     processors: Any = None
     history: torch.Tensor | None = None
     failure: str | None = None
+    lost: bool = False

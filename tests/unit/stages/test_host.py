@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +73,40 @@ def test_request_with_broken_logits_fails_alone(untied: Path) -> None:
     assert set(output.errors) == {2}
     assert "not finite" in output.errors[2]
     assert output.ids[0] == output.ids[2]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_request_whose_chunk_does_not_fit_in_memory_fails_alone(
+    untied: Path, stage: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever stage runs out: the others' tokens are those of a step without it, and it stays failed."""
+    chain = Chain(untied, 2, page_size=16)
+    host = chain.hosts[stage]
+    whole, most = host.forward, 25
+
+    def forward(ids: Any, hidden: Any, positions: torch.Tensor, cache: Any, rows: Any) -> torch.Tensor:
+        if positions.shape[1] > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return whole(ids, hidden, positions, cache, rows)
+
+    lengths = {1: 20, 2: 40, 3: 9}
+    for rid, length in lengths.items():
+        chain.admit(rid, IDS[:length], range(4 * rid, 4 * rid + 4))
+    step = [Segment(rid, 0, length, None, rid != 2) for rid, length in lengths.items()]
+    expected = chain.step(step[0], step[2]).ids
+    for one in chain.hosts:
+        one.reset()
+    for rid, length in lengths.items():
+        chain.admit(rid, IDS[:length], range(4 * rid, 4 * rid + 4), SamplingParams(logprobs=1, prompt_logprobs=0))
+    monkeypatch.setattr(host, "forward", forward)
+    output = chain.step(*step)
+    assert output.ids == expected
+    assert not {1, 3} & output.errors.keys()
+    assert len(output.prompt_logprobs[1].ids) == 4 * 19
+    monkeypatch.undo()
+    after = chain.step(*(Segment(rid, lengths[rid], 1, 7, True) for rid in lengths))
+    assert after.errors.keys() == {2}
+    assert ("no memory for 40 tokens" if stage else "not finite") in after.errors[2]
 
 
 def test_ids_outside_the_vocabulary_fail_alone(untied: Path) -> None:
