@@ -57,18 +57,50 @@ async def over_http(http: httpx.AsyncClient, client: int, own: str, others: asyn
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == own * TOKENS
 
 
+def zmq_message(client: int, **header: Any) -> list[bytes]:
+    fields = fields_of(client)
+    fields["prompt_tokens"] = fields.pop("prompt")
+    header = {"id": f"client-{client}", "op": "generate", **header}
+    return [b"ACTORPP1", msgpack.packb(header), msgpack.packb(fields)]
+
+
 async def over_zmq(context: zmq.asyncio.Context, endpoint: str, client: int, own: int) -> None:
     with context.socket(zmq.REQ) as socket:
         socket.linger = 0
         socket.connect(endpoint)
-        fields = fields_of(client)
-        body = {**fields, "prompt_tokens": fields["prompt"]}
-        del body["prompt"]
-        header = {"id": f"client-{client}", "op": "generate"}
-        await socket.send_multipart([b"ACTORPP1", msgpack.packb(header), msgpack.packb(body)])
+        await socket.send_multipart(zmq_message(client))
         _, reply, answer, *_ = await socket.recv_multipart()
         assert msgpack.unpackb(reply)["status"] == "ok", msgpack.unpackb(answer)
         assert msgpack.unpackb(answer)["token_ids"] == [own] * TOKENS
+
+
+async def over_zmq_stream(
+    context: zmq.asyncio.Context, endpoint: str, client: int, own: int, others: asyncio.Event, kind: str
+) -> None:
+    """A DEALER with credit for one reply: ``slow`` gives more once the others are done, ``gone`` leaves after it."""
+    with context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.connect(endpoint)
+        await socket.send_multipart([b"", *zmq_message(client, credit=1)])
+        ids: list[int] = []
+        status = "more"
+        while status == "more":
+            _, _, reply, answer, *_ = await socket.recv_multipart()
+            header, body = msgpack.unpackb(reply), msgpack.unpackb(answer)
+            if header["id"] != f"client-{client}":
+                continue  # credit was taken
+            status = header["status"]
+            assert status in ("more", "end"), body
+            ids += body["token_ids"]
+            if kind == "gone":
+                return
+            if kind == "slow":
+                await others.wait()
+            if status == "more":
+                more = {"id": f"more-{client}", "op": "credit", "credit": 1}
+                request = {"request": f"client-{client}"}
+                await socket.send_multipart([b"", b"ACTORPP1", msgpack.packb(more), msgpack.packb(request)])
+        assert ids == [own] * TOKENS
 
 
 def test_every_client_gets_its_own_answer_and_pages_return_to_zero(model: Path) -> None:
@@ -82,15 +114,17 @@ def test_every_client_gets_its_own_answer_and_pages_return_to_zero(model: Path) 
             async def ask(client: int) -> None:
                 nonlocal done
                 own = 40 + client
-                if client % 2:
-                    await over_zmq(context, endpoint, client, own)
-                else:
-                    kind = {0: "slow", 2: "gone"}.get(client % 16, "")
+                kind = {0: "slow", 1: "slow", 2: "gone", 3: "gone"}.get(client % 16, "")
+                if client % 2 == 0:
                     await over_http(http, client, gateway.token_text(own), others, kind)
-                    if kind == "slow":
-                        return
+                elif client % 4 == 1 or kind:
+                    await over_zmq_stream(context, endpoint, client, own, others, kind)
+                else:
+                    await over_zmq(context, endpoint, client, own)
+                if kind == "slow":
+                    return
                 done += 1
-                if done == CLIENTS - len(range(0, CLIENTS, 16)):
+                if done == CLIENTS - CLIENTS // 8:  # all but the slow
                     others.set()
 
             async with asyncio.TaskGroup() as clients:
