@@ -24,6 +24,10 @@ PHASES = {
     "generate": "generating",
     "warm-up": "warming up",
     "measure": "measuring",
+    "fixed sizes": "fixed sizes",
+    "initial sizes": "initial sizes",
+    "smoothing": "smoothing",
+    "finalists": "finalists",
 }
 
 

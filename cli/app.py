@@ -10,7 +10,9 @@ import typer
 
 from actorpp.cli import options as o
 from actorpp.cli.bench import bench
+from actorpp.cli.profile import profile
 from actorpp.cli.report import report
+from actorpp.cli.tune import tune
 from actorpp.config import SERVER_FLAGS
 
 app = typer.Typer(
@@ -22,6 +24,8 @@ app = typer.Typer(
 
 app.add_typer(bench, name="bench")
 app.command(short_help="Make a page of traces.")(report)
+app.command(short_help="Measure what steps cost each stage.")(profile)
+app.command(short_help="Find the best chunking.")(tune)
 
 PROMPT_FLAGS = ("prompt", "prompt_file", "prompt_tokens_file")
 REQUEST_FLAGS = (
