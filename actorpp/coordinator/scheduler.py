@@ -261,6 +261,7 @@ class Scheduler:
                 queued=len(queue) - 1,
                 queued_tokens=queued_tokens - request.remaining,
                 step_tokens=packed,
+                steps_ahead=len(self.in_flight),
             )
             chunk = self.policy.next_chunk(asked, request.issued, request.remaining, room if first else whole)
             if not chunk or chunk > room:  # behind the first, a chunk goes in whole or waits: no splinters

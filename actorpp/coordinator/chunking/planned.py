@@ -7,6 +7,7 @@ or the queue changes.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from actorpp.coordinator.chunking.cost import CostModel
@@ -44,6 +45,7 @@ class PlannedChunks:
         self._align = context.page_size * -(-ALIGN // context.page_size)
         self._largest = min(context.max_chunk, context.chunk_size)
         self._plans: dict[int, _Plan] = {}
+        self._issued: deque[tuple[int, int]] = deque(maxlen=context.window)  # history and tokens of the newest chunks
         self._step_target = 0  # tokens that the step in the making may reach with further prompts
 
     def next_chunk(self, request: ChunkRequest, history_len: int, remaining: int, budget: int) -> int:
@@ -55,6 +57,8 @@ class PlannedChunks:
             return 0
         if not request.step_tokens:
             self._step_target = self._target(request, chunk, remaining)
+            if request.rid:
+                self._issued.append((history_len, chunk))
         if chunk == remaining:
             self._plans.pop(request.rid, None)
         return chunk
@@ -68,7 +72,7 @@ class PlannedChunks:
         return self._costs.measured - plan.measured >= plan.patience or request.queued.bit_length() != plan.queue
 
     def _plan(self, request: ChunkRequest, history: int, remaining: int) -> _Plan:
-        chunks = self._best(history, remaining, request.queued)
+        chunks = self._best(history, remaining, request.queued, request.steps_ahead)
         plan = _Plan(
             chunks=list(reversed(chunks)),
             history=history,
@@ -82,8 +86,9 @@ class PlannedChunks:
             del self._plans[next(iter(self._plans))]
         return plan
 
-    def _best(self, history: int, remaining: int, queued: int) -> tuple[int, ...]:
+    def _best(self, history: int, remaining: int, queued: int, steps_ahead: int) -> tuple[int, ...]:
         model: CostModel = self._costs.model
+        ahead = [model.times(*chunk) for chunk in self._issued][-steps_ahead:] if steps_ahead else []
         return best_chunks(
             model,
             history,
@@ -92,10 +97,11 @@ class PlannedChunks:
             align=self._align,
             largest=self._largest,
             queued=queued,
+            ahead=ahead,
         )
 
     def _target(self, request: ChunkRequest, chunk: int, remaining: int) -> int:
         """Tokens of the step whose first chunk this is: as in a plan for one prompt of all the waiting tokens."""
         if not request.queued_tokens or chunk < remaining:
             return chunk
-        return max(chunk, self._best(0, remaining + request.queued_tokens, 0)[0])
+        return max(chunk, self._best(0, remaining + request.queued_tokens, 0, 0)[0])

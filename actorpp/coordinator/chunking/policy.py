@@ -24,6 +24,7 @@ class ChunkRequest:
         queued: Other requests whose prompts wait or are under way.
         queued_tokens: Their tokens.
         step_tokens: Prompt tokens of others that are in the step already.
+        steps_ahead: Steps in flight.
     """
 
     rid: int
@@ -31,6 +32,7 @@ class ChunkRequest:
     queued: int = 0
     queued_tokens: int = 0
     step_tokens: int = 0
+    steps_ahead: int = 0
 
 
 class ChunkPolicy(Protocol):

@@ -6,7 +6,9 @@ with W = b S + a S^2 for a prompt of S tokens the best number is n* = sqrt((P-1)
 which fill the pipeline once between them, n* = sqrt((P-1) W / (R c)). Real stages differ, the window is finite, chunks
 end on page borders: so the numbers near n* are tried with the flow-shop recurrence on the whole model.
 
-Candidates for each n are chunks of equal time on the slowest stage, of equal size, and half-way between.
+Candidates for each n are chunks of equal time on the slowest stage, of equal size, and half-way between. Then the first
+and the last chunk are cut or joined with their neighbours as long as that helps: where one stage is slower than the
+others, it need not wait for more than a short first chunk.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from actorpp.coordinator.chunking.flowshop import in_window, makespan
 
 MAX_CHUNKS = 1024  # more gain nothing: filling the pipeline is a few thousandths of the whole by then
 _BLENDS = (0.5, 0.0)  # from chunks of equal time (1) towards chunks of equal size (0)
-_BLENDED = 128  # chunks up to which these are tried: with more, the longest chunk matters little
+_FINE = 128  # chunks up to which these are tried, and the ends refined: with more, single chunks matter little
+_REFINEMENTS = 12
 _RECURRENCE = 8192  # chunks x stages up to which the recurrence is computed in the search
 
 
@@ -33,6 +36,7 @@ def best_chunks(
     align: int,
     largest: int,
     queued: int = 0,
+    ahead: Sequence[Sequence[float]] = (),
 ) -> tuple[int, ...]:
     """Sizes of the chunks that compute ``remaining`` tokens behind ``history`` soonest.
 
@@ -42,21 +46,31 @@ def best_chunks(
     Args:
         window: Steps in flight at most.
         largest: Tokens of a chunk at most.
-        queued: Other prompts that wait: the time between their ends counts too, not this one's end alone.
+        queued: Other prompts that wait: the time until they have all ended counts, not this one's end alone.
+        ahead: Stage times of the steps that are in the pipeline already.
     """
-    search = _Search(costs, history, remaining, window, align, largest, queued)
+    search = _Search(costs, history, remaining, window, align, largest, queued, ahead)
     best = search.climb(1.0)
-    if len(best) <= _BLENDED:
+    if len(best) <= _FINE:
         best = min((best, *(search.climb(blend, near=len(best)) for blend in _BLENDS)), key=search.cost)
+        best = search.refine(best)
     return best
 
 
 class _Search:
     def __init__(
-        self, costs: CostModel, history: int, remaining: int, window: int, align: int, largest: int, queued: int
+        self,
+        costs: CostModel,
+        history: int,
+        remaining: int,
+        window: int,
+        align: int,
+        largest: int,
+        queued: int,
+        ahead: Sequence[Sequence[float]],
     ) -> None:
         self.costs, self.history, self.remaining = costs, history, remaining
-        self.window, self.align, self.queued = window, align, queued
+        self.window, self.align, self.queued, self.ahead = window, align, queued, list(ahead)
         self.largest = max(largest - largest % align, 1) if largest >= align else largest
         whole = costs.times(history, remaining)
         self.slowest = costs.stages[whole.index(max(whole))]
@@ -87,19 +101,41 @@ class _Search:
             return self.most
         return min(self.most, max(1, round(sqrt((stages - 1) * work / fixed))))
 
+    def refine(self, best: tuple[int, ...]) -> tuple[int, ...]:
+        """Cut or join chunks at both ends, one change at a time, as long as it helps."""
+        for _ in range(_REFINEMENTS):
+            better = min(self._changed(best), key=self.cost, default=best)
+            if self.cost(better) >= self.cost(best):
+                break
+            best = better
+        return best
+
+    def _changed(self, chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        for end in (0, len(chunks) - 1):
+            half = chunks[end] // 2 // self.align * self.align
+            if half:
+                yield (*chunks[:end], half, chunks[end] - half, *chunks[end + 1 :])
+        for start in {0, len(chunks) - 2}:
+            if len(chunks) > 1 and chunks[start] + chunks[start + 1] <= self.largest:
+                yield (*chunks[:start], chunks[start] + chunks[start + 1], *chunks[start + 2 :])
+
     def cost(self, chunks: tuple[int, ...]) -> float:
-        """Seconds until the prompt is computed, and for each queued one what the slowest stage needs for as much."""
+        """Seconds until the prompt is computed, and all that are queued, if they are like it."""
         if chunks not in self.known:
             times = self.costs.chunk_times(chunks, self.history)
             if len(times) * len(self.costs.stages) <= _RECURRENCE:
-                span = makespan(times, in_window(len(times), self.window))
+                span = self._span((*self.ahead, *times))
+                if self.queued:
+                    span += self.queued * (self._span((*self.ahead, *times, *times)) - span)
             else:  # what it is for proportional stages, and at least what it is for others
-                span = max(map(sum, zip(*times, strict=True))) + sum(map(max, zip(*times, strict=True)))
-                span -= max(map(max, times))
-            if self.queued:
-                span += self.queued * max(map(sum, zip(*times, strict=True)))
+                busiest = max(map(sum, zip(*times, strict=True)))
+                span = busiest + sum(map(max, zip(*times, strict=True))) - max(map(max, times))
+                span += self.queued * busiest
             self.known[chunks] = span
         return self.known[chunks]
+
+    def _span(self, times: Sequence[Sequence[float]]) -> float:
+        return makespan(times, in_window(len(times), self.window))
 
     def chunks(self, n: int, blend: float) -> tuple[int, ...]:
         """About ``n`` chunks: between borders of equal time (blend 1) and of equal size (blend 0)."""
