@@ -23,6 +23,7 @@ import structlog
 from actorpp.analysis.chrome import write_trace
 from actorpp.analysis.trace import Trace
 from actorpp.config import EngineConfig
+from actorpp.coordinator.chunking.cost import CostModel
 from actorpp.coordinator.chunking.plan import ChunkPlan
 from actorpp.coordinator.coordinator import Abort, Close, Coordinator, GiveUp, Submit
 from actorpp.coordinator.ports import ProcessPorts
@@ -330,7 +331,7 @@ class Engine:
         self._progress_at = self._clock()
         step = next((step for step in self.scheduler.in_flight if step.seq == output.seq), None)
         if step is not None and output.epoch == self.scheduler.epoch:
-            self.activity.step_done(step, output.timings)
+            self.activity.step_done(step, output.timings, self.cost_model())
         if self._coordinator.alive:
             self._coordinator[Coordinator.outputs].tell_nowait(output)
 
@@ -381,6 +382,10 @@ class Engine:
             ),
             stalled_s=0.0 if self._idle else now - self._progress_at,
         )
+
+    def cost_model(self) -> CostModel:
+        """What is known of the stages' times."""
+        return self.planning.costs.model
 
     def prefills(self) -> list[PrefillStats]:
         """Requests whose prompts are being computed, in order of admission."""

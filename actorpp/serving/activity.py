@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from actorpp.coordinator.chunking.cost import CostModel
 from actorpp.serving.api import RequestMetrics
 from actorpp.stages.messages import StageTiming, Step
 
@@ -25,6 +26,8 @@ class StepRecord(msgspec.Struct, frozen=True):
         spans: For each stage, when it began and ended to compute, on the host's monotonic clock, in seconds.
         prefill, decode: Tokens of the step.
         requests: Requests of which it computed prompt tokens.
+        predicted: For each stage, the seconds that the cost model expected of a step with one prompt chunk alone; empty
+            for other steps, and before anything was measured.
     """
 
     seq: int
@@ -32,6 +35,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     prefill: int
     decode: int
     requests: tuple[int, ...] = ()
+    predicted: tuple[float, ...] = ()
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
@@ -75,8 +79,8 @@ class Activity:
         self.bubble_s = [0.0] * num_stages
         self.tokens = 0
 
-    def step_done(self, step: Step, timings: Sequence[StageTiming]) -> None:
-        """A step's Output is in. Steps come in their order."""
+    def step_done(self, step: Step, timings: Sequence[StageTiming], model: CostModel | None = None) -> None:
+        """A step's Output is in. Steps come in their order. ``model`` is what was known of costs before it."""
         spans = tuple((timing.start, timing.end) for timing in timings)
         if len(spans) != len(self.busy_s):
             return
@@ -87,6 +91,7 @@ class Activity:
             sum(segment.length for segment in prefill),
             step.num_tokens - sum(segment.length for segment in prefill),
             tuple(segment.rid for segment in prefill),
+            _predicted(step, model),
         )
         if self.steps:
             for stage, idle in enumerate(bubbles(self.steps[-1].spans, spans)):
@@ -111,6 +116,13 @@ class Activity:
     def ended(self, request: RequestRecord) -> None:
         for observer in self.observers:
             observer.on_ended(request)
+
+
+def _predicted(step: Step, model: CostModel | None) -> tuple[float, ...]:
+    if model is None or not model.in_seconds or len(step.segments) != 1 or step.segments[0].token is not None:
+        return ()
+    (segment,) = step.segments
+    return model.times(segment.start, segment.length, segment.sample)
 
 
 def bubbles(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]]) -> list[float]:

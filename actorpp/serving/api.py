@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
+from actorpp.coordinator.chunking.cost import CostModel
 from actorpp.coordinator.chunking.plan import ChunkPlan
 from actorpp.coordinator.request import ChunkTimes, StopText
 from actorpp.serving.logprobs import TokenLogprob
@@ -242,6 +243,7 @@ class EngineLike(Protocol):
     def stats(self) -> EngineStats: ...
     def actors(self) -> list[ActorStats]: ...
     def prefills(self) -> list[PrefillStats]: ...
+    def cost_model(self) -> CostModel: ...
     @property
     def activity(self) -> Activity:
         """What the pipeline has done; it has room for observers."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -21,6 +22,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600)
 E2E_BUCKETS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 7200)
 GAP_BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5)
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 COUNT_BUCKETS = tuple(2**power for power in range(21))
 
@@ -50,6 +52,13 @@ class Metrics:
         self._chunk = histogram("chunk_tokens", "Prompt tokens of a step that has any.", COUNT_BUCKETS)
         seconds = histogram("stage_step_seconds", "Compute time of a step on a stage.", STEP_BUCKETS, ("stage",))
         self._seconds = [seconds.labels(str(stage)) for stage in range(engine.num_stages)]
+        error = histogram(
+            "stage_prediction_error_ratio",
+            "Of a step's time on a stage, over the time: |predicted - measured| / measured.",
+            ERROR_BUCKETS,
+            ("stage",),
+        )
+        self._error = [error.labels(str(stage)) for stage in range(engine.num_stages)]
         engine.activity.observers.append(self)
 
     def close(self) -> None:
@@ -68,6 +77,9 @@ class Metrics:
             self._chunk.observe(step.prefill)
         for seconds, (start, end) in zip(self._seconds, step.spans, strict=True):
             seconds.observe(end - start)
+        if step.predicted:
+            for error, predicted, (start, end) in zip(self._error, step.predicted, step.spans, strict=True):
+                error.observe(abs(predicted - (end - start)) / max(end - start, 1e-9))
 
     def on_first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
@@ -136,6 +148,15 @@ class _Snapshot(Collector):
             GaugeMetricFamily, "stage_weight_bytes", "Of weights.", [float(s.weight_bytes) for s in stats.stages]
         )
         yield by_stage(GaugeMetricFamily, "stage_kv_bytes", "Of KV pages.", [float(s.kv_bytes) for s in stats.stages])
+        costs = GaugeMetricFamily(
+            "actorpp_cost_model_seconds", "The cost model's coefficients.", labels=["stage", "coefficient"]
+        )
+        model = self._engine.cost_model()
+        if model.in_seconds:  # before anything was measured only ratios mean something
+            for stage, cost in enumerate(model.stages):
+                for name, value in msgspec.structs.asdict(cost).items():
+                    costs.add_metric([str(stage), name], value)
+        yield costs
         depth = GaugeMetricFamily("actorpp_mailbox_depth", "Messages that wait.", labels=["actor", "inbox"])
         restarts = CounterMetricFamily("actorpp_actor_restarts", "Restarts of an actor.", labels=["actor"])
         for actor in self._engine.actors():

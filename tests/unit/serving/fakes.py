@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from actorpp.config import EngineConfig
+from actorpp.coordinator.chunking.cost import CostModel, StageCost
 from actorpp.coordinator.chunking.plan import ChunkPlan
 from actorpp.coordinator.request import StopText
 from actorpp.errors import ContextLengthExceededError, OverloadedError
@@ -266,6 +267,9 @@ class FakeEngine:
 
     def prefills(self) -> list[PrefillStats]:
         return [PrefillStats(handle.id, 1, len(handle.prompt_ids), 1.0, 2.0) for handle in self.running]
+
+    def cost_model(self) -> CostModel:
+        return CostModel((StageCost(1, 2, 3, 4),) * self.num_stages, in_seconds=False)
 
     def actors(self) -> list[ActorStats]:
         return [ActorStats("coordinator", 0, {"outputs": 2})]

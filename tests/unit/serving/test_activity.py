@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from actorpp.coordinator.chunking.cost import CostModel, StageCost
 from actorpp.serving.activity import KEEP_S, Activity, bubbles
 from actorpp.stages.messages import Segment, StageTiming, Step
 
@@ -36,3 +37,16 @@ def test_totals_and_the_newest_steps() -> None:
     assert (activity.steps[0].prefill, activity.steps[0].decode, activity.steps[0].requests) == (5, 1, (7,))
     activity.step_done(step(3, Segment(7, 0, 5)), ())  # a step without timings tells nothing
     assert [record.seq for record in activity.steps] == [2]
+
+
+def test_only_a_lone_prompt_chunk_is_compared_with_its_prediction() -> None:
+    model = CostModel((StageCost(1.0, 0.0, 2.0, 0.0, head=10.0), StageCost(0.5, 0.1, 0.0, 0.0)))
+    activity = Activity(2)
+    timings = [StageTiming(0.0, 1.0), StageTiming(1.0, 2.0)]
+    for seq, segments in enumerate(
+        ([Segment(7, 4, 5)], [Segment(7, 4, 5, None, True)], [Segment(7, 9, 1, 42, True)], [Segment(7, 0, 5)] * 2)
+    ):
+        activity.step_done(step(seq, *segments), timings, model)
+    assert [record.predicted for record in activity.steps] == [(11.0, 0.9), (21.0, 0.9), (), ()]
+    activity.step_done(step(5, Segment(7, 4, 5)), timings, CostModel(model.stages, in_seconds=False))
+    assert activity.steps[-1].predicted == ()

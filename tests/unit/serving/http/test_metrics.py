@@ -51,6 +51,9 @@ def test_figures_add_up(model: Path) -> None:
             assert after[f"stage_busy_seconds_total {stage}"] > 0
             assert after[f"stage_bubble_seconds_total {stage}"] >= 0
             assert after[f"stage_step_seconds_count {stage}"] > 0
+            assert after[f"cost_model_seconds b {stage}"] > 0
+            assert after[f"stage_prediction_error_ratio_count {stage}"] > 0
+        assert "cost_model_seconds b 0" not in before  # nothing was measured yet
         assert after["actor_restarts_total coordinator"] == 0
         assert after["mailbox_depth coordinator outputs"] == 0
         assert after["event_loop_longest_stall_seconds"] >= after["event_loop_lag_seconds"] >= 0
