@@ -152,9 +152,8 @@ async def _serve(
     try:
         async with asyncio.TaskGroup() as doors:
             open_doors = doors.create_task(zmq.serve(gateway)), doors.create_task(http.serve(gateway))
-            await asyncio.sleep(
-                0
-            )  # ZeroMQ answers from its first turn on; the system takes HTTP's connections till then
+            # ZeroMQ answers from its task's first turn on; until HTTP does, the system takes its connections.
+            await asyncio.sleep(0)
             output.write(_announcement(http, zmq, gateway, as_json=as_json))
             await drain.requested.wait()
             await gateway.drain()

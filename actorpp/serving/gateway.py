@@ -134,6 +134,7 @@ class Gateway:
         return self._codec
 
     # --- requests ---
+
     async def prepare(self, request: CompletionRequest, room: int | None = None) -> Prepared:
         """Tokenise and check; needs of the engine only that its model is located.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -14,8 +15,6 @@ from actorpp.errors import (
     OverloadedError,
     StageFailedError,
 )
-
-RETRY_AFTER_S = 1
 
 _STATUS: tuple[tuple[type[ActorppError], int, str], ...] = (
     (InvalidRequestError, 400, "invalid_request_error"),
@@ -48,20 +47,12 @@ def error_object(error: ActorppError) -> dict[str, Any]:
     if isinstance(error, HttpError) and error.status < 500:
         kind = "authentication_error" if error.status == 401 else "invalid_request_error"
     code = error.http_code if isinstance(error, HttpError) else error.code
-    return {
-        "error": {
-            "message": error.message,
-            "type": kind,
-            "param": error.param,
-            "code": code,
-            "retryable": error.retryable,
-        }
-    }
+    return {"error": error.as_dict() | {"type": kind, "code": code}}
 
 
 def error_response(error: ActorppError, headers: dict[str, str] | None = None) -> JSONResponse:
     """The whole answer."""
     headers = dict(headers or {})
     if error.retryable:
-        headers["Retry-After"] = str(RETRY_AFTER_S)
+        headers["Retry-After"] = str(math.ceil((error.retry_after_ms or 1000) / 1000))
     return JSONResponse(error_object(error), status_of(error), headers)

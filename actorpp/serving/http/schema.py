@@ -12,13 +12,15 @@ _ERROR = {
     "properties": {
         "error": {
             "type": "object",
-            "required": ["message", "type", "param", "code", "retryable"],
+            "required": ["message", "type", "param", "code", "retryable", "retry_after_ms", "stage"],
             "properties": {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
                 "code": {"type": "string"},
                 "retryable": {"type": "boolean"},
+                "retry_after_ms": {"type": ["integer", "null"]},
+                "stage": {"type": ["integer", "null"]},
             },
         }
     },

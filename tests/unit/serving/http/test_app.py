@@ -184,7 +184,7 @@ def test_overload_is_429_with_retry_after_and_leaves_nothing_running(tokenizer_f
         assert response.status_code == 429
         assert response.headers["Retry-After"] == "1"
         error = response.json()["error"]
-        assert (error["code"], error["retryable"]) == ("overloaded", True)
+        assert (error["code"], error["retryable"], error["retry_after_ms"]) == ("overloaded", True, 1000)
 
     served(tokenizer_file, body, capacity=0)
 
