@@ -214,6 +214,7 @@ class Engine:
                 load_format=config.load_format,
                 async_depth=config.async_depth,
                 seed=config.seed or 0,
+                attention_backend=config.attention_backend,
                 kv_tokens=config.kv_tokens,
                 mem_fraction_static=config.memory_fraction(config.device_type),
                 colocated=config.stages,

@@ -86,6 +86,7 @@ def run(
     load_format: o.LoadFormat = None,
     dtype: o.Dtype = None,
     device: o.Device = None,
+    attention_backend: o.AttentionBackend = None,
     context_length: o.ContextLength = None,
     stages: o.Stages = None,
     layer_partition: o.LayerPartition = None,

@@ -32,7 +32,9 @@ def choose_backend(name: str, device: torch.device) -> AttentionBackend:
         return SdpaBackend()
     if name == "flash" or (name == "auto" and device.type == "cpu"):
         if device.type != "cpu":
-            raise ConfigError("attention backend 'flash' is the CPU kernel; use 'sdpa' elsewhere", param="device")
+            raise ConfigError(
+                "attention backend 'flash' is the CPU kernel; use 'sdpa' elsewhere", param="attention_backend"
+            )
         return FlashBackend()
     if name == "auto":
         able = (
@@ -42,7 +44,9 @@ def choose_backend(name: str, device: torch.device) -> AttentionBackend:
         return installed[0]() if installed else SdpaBackend()
     module, package, make = ON_CUDA[name]
     if device.type != "cuda":
-        raise ConfigError(f"attention backend {name!r} needs a CUDA device", param="device")
+        raise ConfigError(f"attention backend {name!r} needs a CUDA device", param="attention_backend")
     if not find_spec(module):
-        raise ConfigError(f"attention backend {name!r} is not installed: pip install {package}", param="device")
+        raise ConfigError(
+            f"attention backend {name!r} is not installed: pip install {package}", param="attention_backend"
+        )
     return make()

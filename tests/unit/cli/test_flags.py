@@ -72,6 +72,7 @@ ENGINE_FLAGS: dict[str, tuple[str | None, Any]] = {
     "load_format": ("dummy", "dummy"),
     "dtype": ("bfloat16", "bfloat16"),
     "device": ("cuda:1", "cuda:1"),
+    "attention_backend": ("sdpa", "sdpa"),
     "context_length": ("4096", 4096),
     "stages": ("4", 4),
     "layer_partition": ("8,8,7,7", (8, 8, 7, 7)),
