@@ -1,4 +1,4 @@
-"""The commands and their flags. ``run`` is for people; the hidden ``stage`` is for the engine's child processes."""
+"""The commands and their flags."""
 
 from __future__ import annotations
 
@@ -253,11 +253,3 @@ def _bias(entry: str) -> tuple[int, float]:
         return int(token), float(bias)
     except ValueError:
         raise ConfigError(f"--logit-bias {entry}: expected ID=BIAS, like 42=-100", param="logit_bias") from None
-
-
-@app.command(hidden=True)
-def stage() -> None:
-    """One pipeline stage; started by the engine or a launcher, which says everything through the environment."""
-    from actorpp.stages.process import main
-
-    raise typer.Exit(main())

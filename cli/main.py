@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
+
+STAGE = "stage"
+"""The command of a stage process, started by the engine or a launcher, which says the rest through the environment. It
+is no command for people, and does without what reads their flags."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -20,9 +25,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _run(argv: list[str]) -> int:
-    import typer
-
-    from actorpp.cli.app import app
     from actorpp.errors import (
         ActorppError,
         ConfigError,
@@ -32,13 +34,28 @@ def _run(argv: list[str]) -> int:
     )
 
     try:
-        return int(app(argv, prog_name="actorpp", standalone_mode=False) or 0)
-    except typer.TyperException as error:
-        return _report(error.format_message(), 2)
+        return _stage() if argv == [STAGE] else _command(argv)
     except (ConfigError, InvalidRequestError, ModelNotFoundError, UnsupportedModelError) as error:
         return _report(str(error), 2)
     except ActorppError as error:
         return _report(str(error), 1)
+
+
+def _stage() -> NoReturn:
+    from actorpp.stages.entry import main as run_stage
+
+    run_stage()
+
+
+def _command(argv: list[str]) -> int:
+    import typer
+
+    from actorpp.cli.app import app
+
+    try:
+        return int(app(argv, prog_name="actorpp", standalone_mode=False) or 0)
+    except typer.TyperException as error:
+        return _report(error.format_message(), 2)
 
 
 def _report(message: str, code: int) -> int:

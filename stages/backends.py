@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 from actorpp.stages.history import History, LayerKV, PackedSegment
 
@@ -233,6 +232,8 @@ class SdpaBackend(SegmentBackend):
         past = history.length - n
         blocks: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]]
         if query.is_cuda and n > 1 and scoring.seen_by_all(range(past, past + n)).start == 0:
+            from torch.nn.attention.bias import causal_lower_right  # brings torch's compiler: seconds of a CPU
+
             blocks = [(query, *history.join(range(history.length)), causal_lower_right(n, history.length))]
         else:
             blocks = _row_blocks(query, history, scoring)

@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+DEFAULT_NAME = "smollm2-135m-instruct-bf16"
+"""Folder of the embedded default model."""
+
 _making: set[Path] = set()
 
 

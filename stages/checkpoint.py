@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from actorpp.errors import CheckpointError, ModelNotFoundError
+from actorpp.stages.cache import DEFAULT_NAME, cache_folder
 from actorpp.stages.config import check_config, read_json
 from actorpp.stages.fetching import Progress, fetch_checkpoint
 
@@ -69,15 +70,16 @@ async def resolve(
         UnsupportedModelError: The model's type or quantisation is refused, by name.
         CheckpointError: Files are damaged or missing, or the disk is full.
     """
-    what = _meaning(model)
+    what = _meaning(model, cache or cache_folder())
     folder = what if isinstance(what, Path) else await fetch_checkpoint(what, cache=cache, progress=progress)
     return read_checkpoint(folder, device=device, load_format=load_format)
 
 
-def _meaning(model: str | None) -> Path | list[str]:
+def _meaning(model: str | None, cache: Path) -> Path | list[str]:
     """What a model name means: a local folder, or the arguments of the child process that makes one."""
     if model is None:
-        return ["default"]
+        made = cache / DEFAULT_NAME
+        return made if made.is_dir() else ["default"]
     path = Path(model).expanduser()
     if model and path.is_dir():
         return path

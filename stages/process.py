@@ -1,4 +1,4 @@
-"""What a stage process runs: ``python -m actorpp.cli stage``, with its settings in the environment.
+"""What a stage process runs, once ``actorpp.stages.entry`` has made it ready.
 
 It connects to the driver, says hello, loads, and serves epochs until the driver tells it to end, dies, or it fails.
 """
@@ -16,7 +16,6 @@ import structlog
 
 from actorpp.errors import ActorppError
 from actorpp.eventloop import new_event_loop
-from actorpp.logs import configure_logging
 from actorpp.runtime import ActorRef, ActorSystem
 from actorpp.stages.codecs import Sender, driver_to_stage, routing_id, stage_to_driver, stage_to_stage
 from actorpp.stages.host import StageHost
@@ -43,7 +42,6 @@ from actorpp.stages.trace import SpanRecorder
 from actorpp.stages.wiring import WiringSpec
 from actorpp.transport.gloo import connect_gloo
 from actorpp.transport.nccl import connect_nccl
-from actorpp.transport.process import leave_with_parent
 from actorpp.transport.sockets import Dealer, Router, close_context
 from actorpp.transport.tensors import TensorLink
 
@@ -201,12 +199,8 @@ async def report_end_of(node: ActorRef, lost: Callable[[BaseException], None]) -
     lost(end.error or ActorppError(f"the stage's actor {end.reason}"))
 
 
-def main() -> NoReturn:
-    """Entry point of a stage process; ends it with exit code 0 after Shutdown, and 1 after an error."""
-    leave_with_parent()
-    spec = StageSpec.from_env(os.environ)
-    wiring = WiringSpec.from_env(os.environ)
-    configure_logging(wiring.log_level)
+def run(spec: StageSpec, wiring: WiringSpec) -> NoReturn:
+    """Serve, and end the process with exit code 0 after Shutdown, and 1 after an error."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         code = runner.run(serve(spec, wiring))
     close_context()

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actorpp.errors import CheckpointError
 from actorpp.stages import convert
+from actorpp.stages.cache import DEFAULT_NAME
 from tests.exactness.tiny import save_llama
 
 LAYERS, HEADS, KV_HEADS, VOCAB = 2, 4, 2, 300
@@ -103,7 +104,7 @@ def test_default_model_is_made_once_and_computes_what_the_source_does(
     status, said = _run(cache, capsys, "default")
     assert status == 0
     made = Path(str(said[-1]["path"]))
-    assert made == cache / convert.DEFAULT_NAME
+    assert made == cache / DEFAULT_NAME
     phases = [str(line["phase"]) for line in said[:-1]]
     assert list(dict.fromkeys(phases)) == ["download", "extract", "convert"]
     config = json.loads((made / "config.json").read_text())
