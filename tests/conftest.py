@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from hypothesis import settings
 
 from actorpp.stages.checkpoint import resolve
 from actorpp.testing import no_leaks
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors gain nothing from more; who needs them, asks for them
 
 settings.register_profile("repeatable", derandomize=True, database=None)
 settings.load_profile("repeatable")

@@ -186,11 +186,13 @@ def many_prompts() -> list[list[int]]:
 
 
 def prepare(names: Iterable[str], folder: Path) -> dict[str, Held]:
-    """Save the tiny models under ``folder`` and ask the oracle about them, once for all."""
+    """Save the tiny models under ``folder`` and ask the oracle about them, unless that is done."""
     families = {name: FAMILIES[name] for name in names}
     paths, cases = {}, []
     for index, (name, family) in enumerate(families.items()):
-        path = save_tiny(folder / str(index), family.model_type, seed=family.seed, **family.options)
+        path = folder / str(index)
+        if not path.exists():
+            save_tiny(path, family.model_type, seed=family.seed, **family.options)
         paths[name] = path
         for number, ids in enumerate(prompts_of(family)):
             tokens = SHORT_NEW_TOKENS if number else NEW_TOKENS

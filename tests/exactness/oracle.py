@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 import msgspec
 import torch
 from safetensors.torch import load_file, save_file
+
+from tests.support.workers import THREADS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,14 +58,17 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def ask(cases: list[Case], folder: Path) -> dict[str, Answer]:
-    """Answers by case name, from one child process; ``folder`` keeps the files."""
-    asked, answered = folder / "cases.json", folder / "answers.safetensors"
-    asked.write_bytes(msgspec.json.encode(cases))
-    environment = os.environ | {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.exactness.oracle", str(asked), str(answered)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"the oracle failed: {done.stderr[-2000:]}")
+    """Answers by case name, from one child process; ``folder`` keeps the files, and who asks the same is told again."""
+    text = msgspec.json.encode(cases)
+    asked = folder / f"{hashlib.sha256(text).hexdigest()[:16]}.json"
+    answered = asked.with_suffix(".safetensors")
+    if not answered.exists():
+        asked.write_bytes(text)
+        environment = os.environ | {"OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "tests.exactness.oracle", str(asked), str(answered)]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"the oracle failed: {done.stderr[-2000:]}")
     found = load_file(answered)
     return {
         case.name: Answer(

@@ -1,7 +1,7 @@
 """The embedded default model on 3000 real tokens, split and chunked, against transformers in a process of its own.
 
-The stages run in this process, one after another. One token a step over the whole prompt takes minutes,
-so that is done in full only on demand.
+The stages run in this process, one after another, all with as many threads: bits may depend on it. One token a step
+over the whole prompt takes minutes, so that is done in full only on demand.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from tests.exactness.chain import Chain, recorded_logits
 from tests.exactness.oracle import Answer
 from tests.exactness.policy import DEFAULT_MODEL, TokenTally, check_bfloat16, check_bit_equal, check_logits
 from tests.exactness.prompts import CHUNKS, ENDS, LENGTH, NEW_TOKENS, SMALL, rows
+from tests.support.workers import THREADS
 
 PAGES = range(2, 2 + -(-(LENGTH + NEW_TOKENS) // 64))
-
-THREADS = 2  # of every stage, whatever their number: bits may depend on it
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -17,6 +18,7 @@ from tests.exactness.chain import Chain, recorded_logits
 from tests.exactness.oracle import Answer, Case, ask
 from tests.exactness.policy import TINY, TokenTally, check_bit_equal, check_logits
 from tests.exactness.tiny import save_llama
+from tests.support.workers import shared_folder
 
 NEW_TOKENS = 24
 LENGTH = 300
@@ -42,19 +44,23 @@ def _prompts(prompt: list[int]) -> list[list[int]]:
 @pytest.fixture(scope="session")
 def families(tmp_path_factory: pytest.TempPathFactory, prompt_3000: list[int]) -> dict[str, Family]:
     """Tied and untied, five layers, so that neither 2, 3 nor 4 stages divide them; a head for every key in one."""
-    root = tmp_path_factory.mktemp("llama")
-    paths = {
-        "tied": save_llama(root / "tied", tied=True),
-        "untied": save_llama(root / "untied", seed=1),
-        "ungrouped": save_llama(root / "ungrouped", seed=2, num_key_value_heads=4, head_dim=24, attention_bias=True),
+    options: dict[str, dict[str, Any]] = {
+        "tied": {"tied": True},
+        "untied": {"seed": 1},
+        "ungrouped": {"seed": 2, "num_key_value_heads": 4, "head_dim": 24, "attention_bias": True},
     }
     prompts = _prompts(prompt_3000)
-    cases = [
-        Case(f"{name}-{index}", str(path), "float32", ids, list(range(len(ids))), NEW_TOKENS)
-        for name, path in paths.items()
-        for index, ids in enumerate(prompts)
-    ]
-    answers = ask(cases, root)
+    with shared_folder(tmp_path_factory, "llama") as root:
+        paths = {name: root / name for name in options}
+        for name, path in paths.items():
+            if not path.exists():
+                save_llama(path, **options[name])
+        cases = [
+            Case(f"{name}-{index}", str(path), "float32", ids, list(range(len(ids))), NEW_TOKENS)
+            for name, path in paths.items()
+            for index, ids in enumerate(prompts)
+        ]
+        answers = ask(cases, root)
     return {
         name: Family(path, prompts, [answers[f"{name}-{index}"] for index in range(len(prompts))])
         for name, path in paths.items()

@@ -14,5 +14,5 @@ def test_the_guide_runs(tmp_path: Path, default_model: Path) -> None:
     check_runs("python", tmp_path)
 
 
-def test_the_guide_type_checks(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    check_types("python", tmp_path, request)
+def test_the_guide_type_checks(tmp_path: Path) -> None:
+    check_types("python", tmp_path)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.support.guide import check_runs, check_types, write_program
 
 
@@ -14,5 +12,5 @@ def test_the_guide_runs(tmp_path: Path) -> None:
     check_runs("actors", tmp_path)
 
 
-def test_the_guide_type_checks(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    check_types("actors", tmp_path, request)
+def test_the_guide_type_checks(tmp_path: Path) -> None:
+    check_types("actors", tmp_path)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.guide import MYPY
+
 ROOT = Path(__file__).parents[3]
 
 # "R: T" says what reveal_type must show on that line, "E" that the line must be refused; all other lines must pass.
@@ -110,12 +112,13 @@ def check(command: list[str], tmp_path: Path, error: str, reveal: str) -> None:
     assert {int(line): re.sub(r"\b(\w+\.)+", "", kind) for line, kind in re.findall(reveal, output)} == revealed, output
 
 
-def test_mypy(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    pytest.importorskip("mypy")
-    cache = request.config.cache
-    assert cache is not None
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache.mkdir("mypy"))]
-    check(command, tmp_path, r"snippet\.py:(\d+): error", r'snippet\.py:(\d+): note: Revealed type is "(.+)"')
+def test_mypy(tmp_path: Path) -> None:
+    check(
+        [sys.executable, *MYPY],
+        tmp_path,
+        r"snippet\.py:(\d+): error",
+        r'snippet\.py:(\d+): note: Revealed type is "(.+)"',
+    )
 
 
 def test_pyright(tmp_path: Path) -> None:
