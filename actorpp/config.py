@@ -34,9 +34,10 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 DEFAULT_CHUNK = 512
 DEFAULT_SMOOTH_FACTOR = 0.75
-# The largest of planned bounds the memory of a step, and how long decode waits behind it. The first of sglang must be
-# long enough to show how attention grows.
-DEFAULT_CHUNK_OF = {"planned": 8192, "sglang": 2048}
+DEFAULT_DYNAMIC_CHUNK = 2048  # the first chunk of sglang: long enough to show how attention grows
+# The largest chunk of planned bounds the memory of a step, and how long decode and short prompts wait behind it. On
+# CPUs, where a step's fixed cost is small beside a thousand tokens, longer ones gain nothing.
+LARGEST_CHUNK = {"cpu": 2048, "cuda": 8192}
 
 SERVER_FLAGS = (
     "host",
@@ -128,7 +129,7 @@ class EngineConfig(BaseSettings):
     chunked_prefill_size: int | None = Field(
         None,
         description="Prompt tokens per chunk; -1: the whole prompt at once. sglang begins with it, planned stays "
-        "below. [default: 512; 2048 for sglang, 8192 for planned]",
+        "below. [default: 512; 2048 for sglang; for planned 2048 on CPUs, 8192 on CUDA]",
     )
     enable_dynamic_chunking: bool = Field(
         False, description="As in SGLang: chunks shrink as the history grows. Means --chunk-policy sglang."
@@ -316,7 +317,8 @@ class EngineConfig(BaseSettings):
     def scheduling_limits(self, context_length: int) -> SchedulingLimits:
         """The scheduler's limits for a model of this context length."""
         policy = self.policy_name
-        default = min(DEFAULT_CHUNK_OF.get(policy, DEFAULT_CHUNK), context_length)
+        defaults = {"planned": LARGEST_CHUNK[self.device_type], "sglang": DEFAULT_DYNAMIC_CHUNK}
+        default = min(defaults.get(policy, DEFAULT_CHUNK), context_length)
         chunk = context_length if self.chunked_prefill_size == -1 else self.chunked_prefill_size or default
         batched = self.max_num_batched_tokens or chunk + self.max_running_requests
         return SchedulingLimits(

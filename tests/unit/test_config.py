@@ -132,9 +132,9 @@ def test_several_errors_are_told_at_once() -> None:
 def test_derived_values() -> None:
     config = EngineConfig(stages=3, async_depth=2, lookahead=4)
     assert (config.num_slots, config.window) == (5, 9)
-    limits = config.scheduling_limits(4096)
-    assert (limits.chunk_policy, limits.chunked_prefill_size) == ("planned", 4096)
-    assert config.scheduling_limits(100_000).chunked_prefill_size == 8192
+    limits = config.scheduling_limits(1024)
+    assert (limits.chunk_policy, limits.chunked_prefill_size) == ("planned", 1024)
+    assert EngineConfig(device="cuda").scheduling_limits(100_000).chunked_prefill_size == 8192
     limits = EngineConfig(chunk_policy="fixed").scheduling_limits(8192)
     assert limits.chunked_prefill_size == 512
     assert limits.max_num_batched_tokens == limits.max_prefill_tokens == 512 + 32
@@ -152,7 +152,7 @@ def test_derived_values() -> None:
 @pytest.mark.parametrize(
     ("options", "policy", "size"),
     [
-        ({}, "planned", 8192),
+        ({"device": "cpu"}, "planned", 2048),
         ({"chunked_prefill_size": 256}, "fixed", 256),
         ({"chunked_prefill_size": 256, "chunk_policy": "planned"}, "planned", 256),
         ({"enable_dynamic_chunking": True}, "sglang", 2048),
