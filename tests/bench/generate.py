@@ -143,6 +143,8 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                     values = run(job)
                     for metric in job.metrics:
                         found[job.name, metric, who].append(values[metric])
+                    shown = ", ".join(f"{UNITS[name][1] * values[name]:.4g} {UNITS[name][0]}" for name in job.metrics)
+                    print(f"{job.name}, {who}: {shown}", file=sys.stderr, flush=True)  # what an interrupt leaves
     rows = []
     for (job_name, metric, who), values in found.items():
         unit, factor = UNITS[metric]

@@ -73,12 +73,20 @@ def search(
         oracle = ask(cases, Path(folder))
     for s in searches:
         s.answers["transformers"] = tokenizer.decode(oracle[str(s.depth)].tokens)
+    tell("transformers", searches)
     greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     for count in stages:
         with LLM(model, stages=count, dtype=dtype, use_tqdm_on_load=False, **options) as llm:
             for s, output in zip(searches, llm.generate([s.prompt for s in searches], greedy), strict=True):
                 s.answers[f"{count} stages"] = output.outputs[0].text
+        tell(f"{count} stages", searches)
     return searches
+
+
+def tell(who: str, searches: Sequence[Search]) -> None:
+    """A line as soon as one has answered: the whole takes long."""
+    found = [f"{s.depth:.0%}" for s in searches if s.found_by(who)]
+    print(f"{who}: found at {', '.join(found) or 'no depth'}", flush=True)
 
 
 def main() -> int:
