@@ -26,17 +26,17 @@ def layer_costs(config: dict[str, Any], device_type: str = "cpu") -> list[StageC
         config: The model's config.json; what it lacks is taken as in a llama.
         device_type: ``cpu`` or ``cuda``.
     """
-    hidden = int(config["hidden_size"])
-    heads = int(config.get("num_attention_heads") or 1)
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    head_dim = int(config.get("head_dim") or hidden // heads)
-    if latent := config.get("kv_lora_rank"):  # MLA: narrow projections, then heads of two parts
-        rope, nope = int(config.get("qk_rope_head_dim", 0)), int(config.get("qk_nope_head_dim", head_dim))
-        value = int(config.get("v_head_dim", head_dim))
-        q_rank = int(config.get("q_lora_rank") or 0)
+    hidden = _number(config, "hidden_size", 1)
+    heads = _number(config, "num_attention_heads", 1)
+    kv_heads = _number(config, "num_key_value_heads", heads)
+    head_dim = _number(config, "head_dim", max(1, hidden // heads))
+    if latent := _number(config, "kv_lora_rank", 0):  # MLA: narrow projections, then heads of two parts
+        rope, nope = _number(config, "qk_rope_head_dim", 0), _number(config, "qk_nope_head_dim", head_dim)
+        value = _number(config, "v_head_dim", head_dim)
+        q_rank = _number(config, "q_lora_rank", 0)
         queries = heads * (nope + rope)
         query = hidden * q_rank + q_rank * queries if q_rank else hidden * queries
-        keys = hidden * (int(latent) + rope) + int(latent) * heads * (nope + value)
+        keys = hidden * (latent + rope) + latent * heads * (nope + value)
         projections = query + keys + heads * value * hidden
         attended = heads * (nope + rope + value)
     else:
@@ -44,7 +44,7 @@ def layer_costs(config: dict[str, Any], device_type: str = "cpu") -> list[StageC
         attended = 2 * heads * head_dim
     ratio = ATTENTION_RATIO[device_type]
     costs = []
-    for layer in range(int(config["num_hidden_layers"])):
+    for layer in range(_number(config, "num_hidden_layers", 1)):
         b = 2.0 * (projections + _mlp(config, hidden, layer))
         # A chunk attends to L x + x^2 / 2 pairs of tokens, (2 L x + x^2) / 2, each for two operations a number.
         a = ratio * attended
@@ -57,7 +57,7 @@ def layer_costs(config: dict[str, Any], device_type: str = "cpu") -> list[StageC
 
 def head_cost(config: dict[str, Any]) -> float:
     """Operations of one row of logits."""
-    return 2.0 * int(config["hidden_size"]) * int(config["vocab_size"])
+    return 2.0 * _number(config, "hidden_size", 1) * _number(config, "vocab_size", 1)
 
 
 def prior(config: dict[str, Any], ranges: Sequence[tuple[int, int]], device_type: str = "cpu") -> CostModel:
@@ -85,21 +85,27 @@ def prior(config: dict[str, Any], ranges: Sequence[tuple[int, int]], device_type
 
 def _mlp(config: dict[str, Any], hidden: int, layer: int) -> float:
     """Multiplications of one token in a layer's MLP, or in the experts that it is sent to."""
-    inner = int(config.get("intermediate_size") or 4 * hidden)
+    inner = _number(config, "intermediate_size", 4 * hidden)
     matrices = 2 if config.get("model_type") in ("gpt_neox", "starcoder2") else 3
-    experts = int(config.get("num_experts_per_tok") or 0)
-    if not experts or layer < int(config.get("first_k_dense_replace") or 0):
+    experts = _number(config, "num_experts_per_tok", 0)
+    if not experts or layer < _number(config, "first_k_dense_replace", 0):
         return matrices * hidden * inner
-    inner = int(config.get("moe_intermediate_size") or inner)
-    return 3 * hidden * inner * (experts + int(config.get("n_shared_experts") or 0))
+    inner = _number(config, "moe_intermediate_size", inner)
+    return 3 * hidden * inner * (experts + _number(config, "n_shared_experts", 0))
 
 
 def _window(config: dict[str, Any], layer: int) -> int | None:
     """The sliding window of a layer, if it has one."""
-    window = config.get("sliding_window")
+    window = _number(config, "sliding_window", 0)
     types = config.get("layer_types")
     if not window or config.get("use_sliding_window") is False:
         return None
     if isinstance(types, list) and layer < len(types) and types[layer] != "sliding_attention":
         return None
-    return int(window)
+    return window
+
+
+def _number(config: dict[str, Any], key: str, default: int) -> int:
+    """A count of the config; the default where it lacks it, has null or 0, or has another form (one for each layer)."""
+    value = config.get(key)
+    return value if isinstance(value, int) and value > 0 else default

@@ -56,3 +56,9 @@ def test_latent_attention() -> None:
     projections = 576 * 9 * 64 + 576 * (128 + 16) + 128 * 9 * (48 + 64) + 9 * 64 * 576
     assert layer.b == 2 * (projections + 3 * 576 * 1536)
     assert layer.a == ATTENTION_RATIO["cpu"] * 9 * 128
+
+
+def test_a_config_that_counts_otherwise_is_counted_as_a_llama() -> None:
+    odd = SMOLLM2 | {"intermediate_size": [1536, 3072], "num_key_value_heads": None, "head_dim": None}
+    (layer, *_) = layer_costs(odd)
+    assert layer.b == 2 * (4 * 576 * 576 + 3 * 576 * 4 * 576)
