@@ -48,9 +48,9 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """Only text: constrained decoding is not there yet."""
+    """Only ``text``: constrained decoding is not there yet."""
 
-    type: Literal["text"]
+    type: str
 
 
 class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +104,7 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
@@ -154,6 +154,8 @@ def completion_requests(body: CompletionBody) -> list[CompletionRequest]:
     if fields["max_tokens"] == 0:
         if not body.echo:
             raise InvalidRequestError("max_tokens: 0 only with echo", param="max_tokens")
+        if body.stream:
+            raise InvalidRequestError("max_tokens: 0 not in a stream", param="max_tokens")
         fields["max_tokens"] = 1  # the engine's least; the answer leaves it out
     if body.echo:
         fields["prompt_logprobs"] = body.logprobs
@@ -164,6 +166,10 @@ def chat_request(body: ChatBody) -> CompletionRequest:
     """The request of a chat. Raises InvalidRequestError."""
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError("top_logprobs: only with logprobs = true", param="top_logprobs")
+    if body.tool_choice not in (None, "none", "auto"):
+        raise InvalidRequestError(
+            'tool_choice: only "auto" and "none": a tool\'s call is not forced', param="tool_choice"
+        )
     limits = {limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None}
     if len(limits) > 1:
         raise InvalidRequestError("max_tokens and max_completion_tokens differ: give one", param="max_tokens")
@@ -181,6 +187,11 @@ def tokenize_request(body: TokenizeBody) -> TokenizeRequest:
 def _common(body: SamplingBody) -> dict[str, Any]:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise InvalidRequestError(f"best_of: only as many as n, which is {body.n or 1}", param="best_of")
+    if body.response_format is not None and body.response_format.type != "text":
+        raise InvalidRequestError(
+            f"response_format: {body.response_format.type!r} is not supported, only 'text': no output is constrained",
+            param="response_format",
+        )
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options: only with stream = true", param="stream_options")
     fields = {name: value for name in _SAME if (value := getattr(body, name, None)) is not None}

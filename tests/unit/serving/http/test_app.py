@@ -141,6 +141,7 @@ BAD: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("/v1/completions", TEXT | {"best_of": 2}, 400, "invalid_request", "best_of"),
     ("/v1/completions", TEXT | {"temperature": "hot"}, 400, "invalid_request", "temperature"),
     ("/v1/completions", TEXT | {"max_tokens": 0}, 400, "invalid_request", "max_tokens"),
+    ("/v1/completions", TEXT | {"max_tokens": 0, "echo": True, "stream": True}, 400, "invalid_request", "max_tokens"),
     ("/v1/completions", TEXT | {"logprobs": 21}, 400, "invalid_request", "logprobs"),
     ("/v1/completions", TEXT | {"response_format": {"type": "json_object"}}, 400, "invalid_request", "response_format"),
     ("/v1/completions", TEXT | {"guided_json": {}, "guided_regex": "a"}, 400, "invalid_request", "guided_regex"),
@@ -167,6 +168,9 @@ def test_refusals_have_a_status_a_code_and_a_field(tokenizer_file: Path) -> None
             assert error["retryable"] is False
         error = (await client.post("/v1/completions", json=TEXT | {"max_tokens": 512})).json()["error"]
         assert "maximum context length is 512 tokens" in error["message"]
+        fields = TEXT | {"response_format": {"type": "json_schema", "json_schema": {}}}
+        error = (await client.post("/v1/completions", json=fields)).json()["error"]
+        assert "'json_schema' is not supported" in error["message"]
         response = await client.post("/v1/completions", content=b"{")
         assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_request")
         assert (await client.get("/nowhere")).json()["error"]["code"] == "not_found"
