@@ -193,6 +193,12 @@ class EngineConfig(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="Of the logs on stderr.")
 
+    max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        5, description="Stages started again within five minutes; one more ends the engine."
+    )
+    warm_spares: Annotated[int, Field(ge=0, le=64)] = Field(
+        0, description="Processes kept ready, with everything imported, to become a stage that has died."
+    )
     startup_timeout: Seconds = Field(600.0, description="Seconds for the stages to load.")
     watchdog_timeout: Seconds = Field(300.0, description="Seconds without a finished step while work waits.")
     dist_timeout: Seconds = Field(600.0, description="Seconds for one operation between two stages.")
@@ -264,6 +270,8 @@ class EngineConfig(BaseSettings):
             raise ValueError(
                 f"--dynamic-chunking-smooth-factor is of --chunk-policy sglang, but the policy is {self.policy_name}"
             )
+        if self.transport == "inproc" and self.warm_spares:
+            raise ValueError("--warm-spares needs --transport process")
         if self.device == "cpu" and self.tensor_transport == "nccl":
             raise ValueError("--tensor-transport nccl needs --device cuda")
         return self

@@ -25,15 +25,16 @@ from actorpp.analysis.trace import Trace
 from actorpp.config import EngineConfig
 from actorpp.coordinator.chunking.cost import CostModel
 from actorpp.coordinator.chunking.plan import ChunkPlan
-from actorpp.coordinator.coordinator import Abort, Close, Coordinator, GiveUp, Submit
+from actorpp.coordinator.lifecycle import CoordinatorLife
 from actorpp.coordinator.ports import ProcessPorts
+from actorpp.coordinator.recovery import Recovery, RecoveryLimits
 from actorpp.coordinator.request import Request, StopText
 from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
 from actorpp.coordinator.stage_group import Ports, StageGroup
-from actorpp.errors import ConfigError, ProfilingError, StageFailedError
+from actorpp.errors import ConfigError, CoordinatorFailedError, ProfilingError, StageFailedError
 from actorpp.planning import Planning, choose_partition
 from actorpp.profiling import measure_profile
-from actorpp.runtime import ActorRef, ActorSystem
+from actorpp.runtime import ActorSystem
 from actorpp.serving.activity import Activity
 from actorpp.serving.api import (
     ActorStats,
@@ -55,7 +56,6 @@ from actorpp.transport.process import run_dir
 
 log = structlog.get_logger(__name__)
 
-FIRST_EPOCH = 1
 MAX_TRACED_REQUESTS = 100_000
 
 UNITS = {"download": "bytes", "extract": "bytes", "convert": "parts", "load": "stages", "profile": "tokens"}
@@ -138,30 +138,41 @@ class Engine:
         if system is None:
             system = await stack.enter_async_context(ActorSystem("driver"))
         self._system = system
-        self._stages = StageGroup(
+        stages = self._stages = StageGroup(
             specs,
             self._ports(stack),
             self._system,
             watchdog_s=config.watchdog_timeout,
             on_output=self._on_output,
-            on_failure=self._on_failure,
+            on_lost=lambda stage, error: recovery.stage_lost(stage, error),
+            on_epoch_lost=lambda epoch, error: recovery.epoch_lost(epoch, error),
             on_progress=lambda done, total: self._progress("load", done, total),
         )
-        stack.push_async_callback(self._stages.close, config.shutdown_timeout)
+        requests = self._requests = CoordinatorLife(
+            self._system,
+            stages,
+            self._make_scheduler,
+            watchdog_s=config.watchdog_timeout,
+            on_epoch_lost=lambda epoch, error: recovery.epoch_lost(epoch, error),
+            on_failed=self._failed,
+        )
+        limits = RecoveryLimits(
+            max_restarts=config.max_restarts,
+            load_timeout_s=config.startup_timeout,
+            fence_timeout_s=config.watchdog_timeout,
+        )
+        recovery = self._recovery = Recovery(stages, limits, requests)
+        stack.push_async_callback(stages.close, config.shutdown_timeout)
+        stack.push_async_callback(requests.close)
         try:
             async with asyncio.timeout(config.startup_timeout):
-                await self._stages.load()
-                scheduler = self.scheduler = self._make_scheduler(self._stages.num_pages())
-                await self._stages.begin(FIRST_EPOCH, scheduler.config.num_pages, scheduler.config.window)
+                actor = await self._system.spawn(lambda: recovery, name="recovery")
         except TimeoutError:
             raise StageFailedError(f"the stages were not ready after {config.startup_timeout:g} s") from None
-        self._coordinator = await self._system.spawn(
-            lambda: Coordinator(
-                scheduler, self._stages, watchdog_s=config.watchdog_timeout, on_failure=self._on_failure
-            ),
-            name="coordinator",
-        )
-        stack.push_async_callback(self._end_requests)
+        stack.push_async_callback(self._system.kill, actor)
+        watching = asyncio.create_task(requests.watch(actor), name="watch recovery")
+        stack.callback(watching.cancel)
+        stack.callback(self._failed, StageFailedError("the engine is closing"))
         if self.planning.needs_profile:
             await self._take_profile()
 
@@ -176,13 +187,10 @@ class Engine:
             log.warning("a profile was not taken or not saved", reason=str(error))
         self.scheduler.policy = self.planning.policy()
 
-    async def _end_requests(self) -> None:
-        """First of the end: every request gets its answer before the stages go."""
-        if not self._failure.done():
-            self._failure.set_result(StageFailedError("the engine is closing"))
-        if self._coordinator.alive:
-            self._coordinator[Coordinator.control].tell_nowait(Close())
-        await self._system.stop(self._coordinator)
+    @property
+    def scheduler(self) -> Scheduler:
+        """Of this engine, for figures and experiments."""
+        return self._requests.scheduler
 
     def _choose_context_length(self, checkpoint: Checkpoint) -> int:
         longest = checkpoint.max_position_embeddings
@@ -236,7 +244,13 @@ class Engine:
             trace=self._trace,
             log_level=config.log_level,
         )
-        return ProcessPorts(stack.enter_context(run_dir()), wiring, self._on_failure)
+        return ProcessPorts(
+            stack.enter_context(run_dir()),
+            wiring,
+            self._undecodable,
+            threads=config.threads(),
+            warm_spares=config.warm_spares,
+        )
 
     def _make_scheduler(self, num_pages: int) -> Scheduler:
         config, limits = self.config, self.planning.limits
@@ -253,7 +267,7 @@ class Engine:
                 max_queued_requests=limits.max_queued_requests,
             ),
             self.planning.policy("fixed" if self.planning.needs_profile else None),
-            epoch=FIRST_EPOCH,
+            epoch=0,
             costs=self.planning.costs,
         )
 
@@ -280,10 +294,12 @@ class Engine:
             InvalidRequestError, ContextLengthExceededError: As from ``check_fits``, or it needs more than the KV cache
                 ever holds.
             OverloadedError: The queue is full.
-            StageFailedError: The pipeline has failed.
+            StageFailedError, CoordinatorFailedError: The pipeline has failed for good.
         """
         if self._failure.done():
-            raise StageFailedError(f"the pipeline has failed: {self._failure.result()}")
+            cause = self._failure.result()
+            kind = CoordinatorFailedError if isinstance(cause, CoordinatorFailedError) else StageFailedError
+            raise kind(f"the pipeline has failed: {cause}")
         check_fits(prompt_ids, params, self.checkpoint.vocab_size, self.context_length)
         room = min(self.context_length - len(prompt_ids), self.scheduler.most_output(len(prompt_ids)))
         seed = params.seed
@@ -292,7 +308,11 @@ class Engine:
         stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else self.checkpoint.eos_token_ids)}
         end_ids = tuple(sorted(stop_ids)) if params.sampling.min_tokens else ()
         handle = Handle(
-            next(self._rids), clock=self._clock, stage_busy=self._busy, abort=self._abort, activity=self.activity
+            next(self._rids),
+            clock=self._clock,
+            stage_busy=self._busy,
+            abort=self._requests.abort,
+            activity=self.activity,
         )
         now = self._clock()
         request = handle.request = Request(
@@ -307,44 +327,37 @@ class Engine:
             sink=handle,
             deadline_at=None if params.deadline_s is None else now + params.deadline_s,
         )
-        self.scheduler.check(request)
+        self._requests.submit(request)
         if self._trace and len(self._traced) < MAX_TRACED_REQUESTS:
             self._traced.append(handle)
         if self._idle:
             self._progress_at = now
-        self._coordinator[Coordinator.requests].tell_nowait(Submit(request))
         return handle
 
     @property
     def _idle(self) -> bool:
         return not self.scheduler.running and not self.scheduler.waiting
 
-    def _abort(self, request: Request) -> None:
-        if self._coordinator.alive:
-            self._coordinator[Coordinator.control].tell_nowait(Abort(request))
-
     def _busy(self) -> list[float]:
         return self.scheduler.stage_busy
 
-    # --- what the stages say -----------------------------------------------------------------------------------------
+    # --- what the stages say, and the end ----------------------------------------------------------------------------
 
     def _on_output(self, output: Output) -> None:
         self._progress_at = self._clock()
         step = next((step for step in self.scheduler.in_flight if step.seq == output.seq), None)
         if step is not None and output.epoch == self.scheduler.epoch:
             self.activity.step_done(step, output.timings, self.cost_model())
-        if self._coordinator.alive:
-            self._coordinator[Coordinator.outputs].tell_nowait(output)
+        self._requests.deliver(output)
 
-    def _on_failure(self, error: BaseException) -> None:
-        """A stage or the coordinator has failed: the first cause is the engine's."""
-        if self._failure.done():
-            return
-        cause = error if isinstance(error, Exception) else StageFailedError(repr(error))
-        self._failure.set_result(cause)
-        coordinator: ActorRef | None = getattr(self, "_coordinator", None)
-        if coordinator is not None and coordinator.alive:
-            coordinator[Coordinator.control].tell_nowait(GiveUp(cause))
+    def _failed(self, error: Exception) -> None:
+        """The first cause is the engine's."""
+        if not self._failure.done():
+            self._failure.set_result(error)
+
+    def _undecodable(self, error: BaseException) -> None:
+        """A stage process that sends what is no message cannot be trusted with anything."""
+        self._recovery.epoch_lost(self._recovery.epoch, StageFailedError(f"a stage sent what cannot be read: {error}"))
 
     async def failed(self) -> None:
         """Wait until the engine fails as a whole, then raise the cause."""
@@ -356,8 +369,10 @@ class Engine:
         """The engine at this moment."""
         scheduler, now = self.scheduler, self._clock()
         uptime = now - self._started_at
-        stages = zip(self._stages.specs, self._stages.pids, self._stages.loaded, scheduler.stage_busy, strict=True)
+        group = self._stages
+        columns = (group.specs, group.pids, group.loaded, group.restarts, scheduler.stage_busy)
         return EngineStats(
+            state="failed" if self._failure.done() else self._recovery.state,
             uptime_s=uptime,
             requests_running=len(scheduler.running),
             requests_waiting=len(scheduler.waiting),
@@ -370,6 +385,10 @@ class Engine:
             pages_used=scheduler.pool.used_pages,
             pages_total=scheduler.pool.num_pages,
             page_size=scheduler.config.page_size,
+            epoch=self._recovery.epoch,
+            recoveries=self._recovery.recovered,
+            recovery_s=self._recovery.seconds,
+            replays=scheduler.replays,
             stages=tuple(
                 StageStats(
                     layers=(spec.lo, spec.hi),
@@ -378,8 +397,9 @@ class Engine:
                     weight_bytes=loaded.weight_bytes,
                     kv_bytes=loaded.page_bytes * scheduler.config.num_pages,
                     sent_bytes_per_token=loaded.token_bytes if spec.stage < spec.num_stages - 1 else 0,
+                    restarts=restarts,
                 )
-                for spec, pid, loaded, busy in stages
+                for spec, pid, loaded, restarts, busy in zip(*columns, strict=True)
             ),
             stalled_s=0.0 if self._idle else now - self._progress_at,
         )

@@ -138,6 +138,16 @@ class StageFailedError(RequestError):
     retryable = True
 
 
+class StageLoadError(StageFailedError):
+    """A stage said that it cannot load its part of the model: it would say so again."""
+
+
+class CoordinatorFailedError(RequestError):
+    """The coordinator, or what restarts stages, has crashed: a fault of actorpp, with its cause."""
+
+    code = "internal"
+
+
 # --- actors -------------------------------------------------------------------------------------------------------
 
 

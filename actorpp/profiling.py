@@ -34,7 +34,9 @@ LEAST_SAMPLES = 8
 class Profiled(Protocol):
     """What of an engine is needed here."""
 
-    scheduler: Scheduler
+    @property
+    def scheduler(self) -> Scheduler: ...
+
     planning: Planning
 
     @property

@@ -119,6 +119,8 @@ def run(
     sse_keep_alive: o.SseKeepAlive = None,
     drain_timeout: o.DrainTimeout = None,
     config: o.ConfigFile = None,
+    max_restarts: o.MaxRestarts = None,
+    warm_spares: o.WarmSpares = None,
     startup_timeout: o.StartupTimeout = None,
     watchdog_timeout: o.WatchdogTimeout = None,
     dist_timeout: o.DistTimeout = None,

@@ -155,6 +155,8 @@ ConfigFile = Annotated[
         "FILE",
     ),
 ]
+MaxRestarts = Annotated[int | None, _engine("max_restarts", SERVER, "N")]
+WarmSpares = Annotated[int | None, _engine("warm_spares", SERVER, "N")]
 StartupTimeout = Annotated[float | None, _engine("startup_timeout", SERVER, "S")]
 WatchdogTimeout = Annotated[float | None, _engine("watchdog_timeout", SERVER, "S")]
 DistTimeout = Annotated[float | None, _engine("dist_timeout", SERVER, "S")]

@@ -29,6 +29,11 @@ def stage_to_stage() -> Codec[Sender, StageToStage]:
     return Codec(StageToStage, Sender, LIMITS)
 
 
+def spare_id(number: int) -> str:
+    """Routing id of a process that may become any stage; then it has that stage's."""
+    return f"spare#{number}"
+
+
 def routing_id(stage: int, incarnation: int) -> str:
     """A restarted stage needs a new id: a ROUTER does not hear a second connection under an old one."""
     return f"stage-{stage}#{incarnation}"

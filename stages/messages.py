@@ -11,6 +11,9 @@ from typing import Literal
 
 import msgspec
 
+from actorpp.stages.spec import StageSpec
+from actorpp.stages.wiring import WiringSpec
+
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How the last stage picks a request's next token. The defaults are greedy.
@@ -234,20 +237,30 @@ class GetTrace(msgspec.Struct, frozen=True, tag="get_trace"):
     nonce: int
 
 
+class Become(msgspec.Struct, frozen=True, tag="become"):
+    """A spare process becomes this stage. It says hello again, under the stage's routing id."""
+
+    spec: StageSpec
+    wiring: WiringSpec
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """The stage process ends itself, with exit code 0."""
 
 
-DriverToStage = Topology | Admit | Step | End | Fence | Ping | GetTrace | Shutdown
+DriverToStage = Topology | Admit | Step | End | Fence | Ping | GetTrace | Become | Shutdown
 
 
 # --- stage to driver -----------------------------------------------------------------------------------------------
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """First word of a stage process. ``inlet`` is the endpoint where its predecessor reaches it."""
+    """First word of a stage process. ``inlet`` is the endpoint where its predecessor reaches it.
 
-    stage: int
+    A spare has no ``stage`` and no inlet yet.
+    """
+
+    stage: int | None
     incarnation: int
     pid: int
     inlet: str

@@ -37,6 +37,10 @@ from actorpp.stages.trace import SpanRecorder
 
 log = structlog.get_logger(__name__)
 
+# A fence waits for the step that is being computed, however long it takes: the driver ends the process if it loses
+# patience.
+COMPUTE_GRACE_S = 3600.0
+
 
 class Wiring(Protocol):
     """How one stage is connected to the driver and its neighbours."""
@@ -73,6 +77,7 @@ class StageNode(Actor):
         self.spans = spans
         self.session: ActorRef | None = None
         self.epoch: int | None = None
+        self.beginning: asyncio.Task[None] | None = None
 
     async def started(self) -> None:
         self.start(self.load(), name="load")
@@ -113,17 +118,25 @@ class StageNode(Actor):
     async def on_epoch(self, message: Topology | Fence) -> None:
         match message:
             case Topology():
-                await self.begin(message)
+                await self.end_epoch()
+                self.epoch = message.epoch
+                # A task: the other stages may never come, and a fence must get through.
+                self.beginning = self.start(self.try_begin(message), name="begin")
             case Fence(epoch):
-                if epoch == self.epoch:
+                if self.epoch is not None and self.epoch <= epoch:
                     await self.end_epoch()
                 self.wiring.to_driver(Fenced(epoch))
 
+    async def try_begin(self, topology: Topology) -> None:
+        try:
+            await self.begin(topology)
+        except ActorppError as error:  # the others', or the network's: the driver tries again
+            self.epoch_failed(error)
+
     async def begin(self, topology: Topology) -> None:
-        """A fresh session on empty request state; the weights stay."""
-        await self.end_epoch()
-        self.epoch = topology.epoch
-        await self.offload(self.host.allocate, topology.num_pages)
+        """A fresh session on empty request state; weights and arena stay."""
+        if self.host.arena.num_pages != topology.num_pages:
+            await self.offload(self.host.allocate, topology.num_pages)
         links = await self.wiring.connect(topology, self.epoch_failed)
         session = await self.spawn(
             lambda: StageSession(
@@ -144,9 +157,14 @@ class StageNode(Actor):
     async def end_epoch(self) -> None:
         """Returns with the compute idle and nothing of the epoch left."""
         self.switch.close()
+        self.epoch = None
+        if self.beginning is not None:
+            self.beginning.cancel()
+            await asyncio.wait([self.beginning])
+            self.beginning = None
         session, self.session = self.session, None
         if session is not None:
-            await self.system.kill(session)
+            await self.system.kill(session, grace=COMPUTE_GRACE_S)
             await self.offload(self.host.reset)
         await self.wiring.disconnect()
 
@@ -164,5 +182,6 @@ class StageNode(Actor):
             return
         self.switch.close()
         code = error.code if isinstance(error, ActorppError) else "internal"
-        log.error("the epoch failed", epoch=self.epoch, error=str(error), exc_info=error)
+        expected = isinstance(error, ActorppError)  # a neighbour's end, as a rule
+        log.warning("the epoch failed", epoch=self.epoch, error=str(error), exc_info=None if expected else error)
         self.wiring.to_driver(StageError(self.epoch, code, f"{type(error).__name__}: {error}"))

@@ -1,6 +1,7 @@
 """What a stage process runs, once ``actorpp.stages.entry`` has made it ready.
 
 It connects to the driver, says hello, loads, and serves epochs until the driver tells it to end, dies, or it fails.
+A spare waits with everything imported until the driver says which stage it becomes.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from typing import NoReturn
 
 import structlog
 
-from actorpp.errors import ActorppError
+from actorpp.errors import ActorppError, ProtocolError
 from actorpp.eventloop import new_event_loop
 from actorpp.runtime import ActorRef, ActorSystem
-from actorpp.stages.codecs import Sender, driver_to_stage, routing_id, stage_to_driver, stage_to_stage
+from actorpp.stages.codecs import Sender, driver_to_stage, routing_id, spare_id, stage_to_driver, stage_to_stage
 from actorpp.stages.host import StageHost
 from actorpp.stages.links import Links
 from actorpp.stages.messages import (
     Admit,
+    Become,
     End,
     Fence,
     GetTrace,
@@ -155,6 +157,31 @@ class ProcessWiring:
         await self.driver.close(flush_s=1.0)
 
 
+async def wait_for_role(wiring: WiringSpec) -> Become | None:
+    """As a spare: until the driver says which stage this process becomes, or None when it is not needed any more."""
+    name = spare_id(wiring.incarnation)
+    role: asyncio.Future[Become | None] = asyncio.get_running_loop().create_future()
+    from_driver, to_driver = driver_to_stage(), stage_to_driver()
+
+    def receive(frames: list[bytes]) -> None:
+        message = from_driver.decode(frames).message
+        if not role.done():
+            role.set_result(message if isinstance(message, Become) else None)
+
+    driver = Dealer(
+        wiring.driver,
+        name.encode(),
+        receive,
+        lambda frames, reason: log.error("dead letter", to="driver", reason=reason),
+        limits=from_driver.limits,
+    )
+    driver.send(to_driver.encode(Hello(None, wiring.incarnation, os.getpid(), ""), Sender(name)))
+    try:
+        return await role
+    finally:
+        await driver.close()
+
+
 async def serve(spec: StageSpec, wiring: WiringSpec) -> int:
     """Serve epochs until told to end. Returns the exit code: 0 after Shutdown, 1 after an error that was reported."""
     host = StageHost(spec)
@@ -172,6 +199,8 @@ async def serve(spec: StageSpec, wiring: WiringSpec) -> int:
         end(1)
 
     def from_driver(message: object) -> None:
+        if ending.done():
+            return
         match message:
             case Admit() | Step() | End():
                 switch.deliver(message)
@@ -179,6 +208,8 @@ async def serve(spec: StageSpec, wiring: WiringSpec) -> int:
                 node[StageNode.epochs].tell_nowait(message)
             case Ping() | GetTrace():
                 node[StageNode.control].tell_nowait(message)
+            case Become():
+                lost(ProtocolError(f"this process is stage {spec.stage} already"))
             case Shutdown():
                 end(0)
 
@@ -199,10 +230,18 @@ async def report_end_of(node: ActorRef, lost: Callable[[BaseException], None]) -
     lost(end.error or ActorppError(f"the stage's actor {end.reason}"))
 
 
+async def live(spec: StageSpec, wiring: WiringSpec) -> int:
+    """As a stage, or as a spare and then as a stage. Returns the exit code, as ``serve``."""
+    if not wiring.spare:
+        return await serve(spec, wiring)
+    role = await wait_for_role(wiring)
+    return 0 if role is None else await serve(role.spec, role.wiring)
+
+
 def run(spec: StageSpec, wiring: WiringSpec) -> NoReturn:
     """Serve, and end the process with exit code 0 after Shutdown, and 1 after an error."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        code = runner.run(serve(spec, wiring))
+        code = runner.run(live(spec, wiring))
     close_context()
     sys.stderr.flush()
     os._exit(code)  # everything is put away; the interpreter would take seconds to free torch's modules one by one

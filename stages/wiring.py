@@ -18,7 +18,8 @@ class WiringSpec(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         driver: Endpoint of the driver's ROUTER.
         run_dir: Directory of the ipc sockets, private to this user.
-        incarnation: Counts the starts of this stage.
+        incarnation: Counts the starts of this stage, or the spares.
+        spare: Wait for a stage to become; until then the stage's settings say what to import.
         interface: Address that the tensor transport binds to.
         deadline_s: Seconds that one tensor may be under way.
         trace: Record spans.
@@ -27,6 +28,7 @@ class WiringSpec(msgspec.Struct, frozen=True, kw_only=True):
     driver: str
     run_dir: str
     incarnation: int = 0
+    spare: bool = False
     tensor_transport: Literal["gloo", "nccl"] = "gloo"
     interface: str = "127.0.0.1"
     deadline_s: float = 600.0

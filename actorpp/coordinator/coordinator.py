@@ -21,6 +21,7 @@ from actorpp.coordinator.scheduler import Scheduler
 from actorpp.errors import (
     AbortedError,
     ActorppError,
+    CoordinatorFailedError,
     DeadlineExceededError,
     InvalidRequestError,
     OverloadedError,
@@ -62,7 +63,7 @@ class Suspend(msgspec.Struct, frozen=True):
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """The stages wait for the log of this epoch, on which everything in flight is replayed."""
+    """The stages wait for the log of this epoch; everything that was in flight is replayed in it."""
 
     epoch: int
 
@@ -77,6 +78,9 @@ class Close(msgspec.Struct, frozen=True):
     """The engine is closing: every request ends, those in the mailbox too. Then stop the actor, draining it."""
 
 
+CoordinatorMessage = Abort | Suspend | Resume | GiveUp | Close
+
+
 class Coordinator(Actor):
     """Runs the pipeline.
 
@@ -84,29 +88,34 @@ class Coordinator(Actor):
         scheduler: Decides.
         pipeline: Carries the log.
         watchdog_s: Seconds without an Output, while steps are in flight, after which the epoch has failed.
-        on_failure: Called when the epoch is lost, once an epoch, unless a Suspend said so first.
+        on_failure: Called with an epoch that is lost, and why, unless a Suspend said so first.
     """
 
-    control = Inbox[Abort | Suspend | Resume | GiveUp | Close](capacity=65536, priority=0)
+    control = Inbox[CoordinatorMessage](capacity=65536, priority=0)
     requests = Inbox[Submit](capacity=65536, overflow=Overflow.FAIL)
     outputs = Inbox[Output](capacity=1024, overflow=Overflow.FAIL)
 
     def __init__(
-        self, scheduler: Scheduler, pipeline: Pipeline, *, watchdog_s: float, on_failure: Callable[[Exception], None]
+        self,
+        scheduler: Scheduler,
+        pipeline: Pipeline,
+        *,
+        watchdog_s: float,
+        on_failure: Callable[[int, Exception], None],
     ) -> None:
         self.scheduler = scheduler
         self.pipeline = pipeline
         self.watchdog_s = watchdog_s
         self.on_failure = on_failure
         self.ended: RequestError | None = None  # what requests are told from now on
-        self.suspended = False
+        self.suspended = True  # until the stages wait for the first epoch
         self.dead_letters = 0  # Outputs of lost epochs
         self.watchdog: asyncio.TimerHandle | None = None
 
     # --- events ------------------------------------------------------------------------------------------------------
 
     @control.handler
-    def on_control(self, message: Abort | Suspend | Resume | GiveUp | Close) -> None:
+    def on_control(self, message: CoordinatorMessage) -> None:
         match message:
             case Abort(request):
                 self.scheduler.abort(request)
@@ -133,6 +142,9 @@ class Coordinator(Actor):
         except (InvalidRequestError, OverloadedError) as error:
             self.scheduler.fail(request, error)
             return
+        except Exception as error:  # the crash of this actor: the request is in no book yet, and would get no answer
+            self.scheduler.fail(request, CoordinatorFailedError(f"the coordinator crashed: {error!r}"))
+            raise
         if request.deadline_at is not None:
             delay = max(0.0, request.deadline_at - self.now())
             request.deadline = guard_later(delay, self.deadline_passed, request)
@@ -172,7 +184,7 @@ class Coordinator(Actor):
     def lose_epoch(self, error: Exception) -> None:
         log.warning("the epoch is lost", epoch=self.scheduler.epoch, error=str(error))
         self.suspend()
-        self.on_failure(error)
+        self.on_failure(self.scheduler.epoch, error)
 
     def suspend(self) -> None:
         self.suspended = True
@@ -210,7 +222,6 @@ class Coordinator(Actor):
         )
 
     async def stopping(self) -> None:
-        """Requests that are left end with the engine; their deadlines with them."""
-        self.scheduler.fail_all(AbortedError("the engine is closing"))
+        """Requests that are left after a crash are failed by who hears of it, with its cause."""
         if self.watchdog is not None:
             self.watchdog.cancel()

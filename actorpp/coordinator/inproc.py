@@ -8,12 +8,13 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from actorpp.errors import ActorppError, TransportError
+from actorpp.errors import ActorppError, ActorStoppedError, TransportError
 from actorpp.runtime import ActorRef, ActorSystem
 from actorpp.stages.host import StageHost
 from actorpp.stages.links import Links
 from actorpp.stages.messages import (
     Admit,
+    Become,
     DriverToStage,
     End,
     Fence,
@@ -51,6 +52,12 @@ class InprocPort:
 
     def send(self, message: DriverToStage) -> None:
         """Deliver at once. Raises TransportError when the stage is not there."""
+        try:
+            self._pass_on(message)
+        except ActorStoppedError:
+            raise TransportError(f"stage {self.spec.stage} is not running") from None
+
+    def _pass_on(self, message: DriverToStage) -> None:
         if self.node is None or not self.node.alive:
             raise TransportError(f"stage {self.spec.stage} is not running")
         match message:
@@ -60,14 +67,19 @@ class InprocPort:
                 self.node[StageNode.epochs].tell_nowait(message)
             case Ping() | GetTrace():
                 self.node[StageNode.control].tell_nowait(message)
-            case Shutdown():
-                raise TransportError("a stage on the driver's loop is ended with its ports")
+            case Become() | Shutdown():
+                raise TransportError("a stage on the driver's loop is not a process")
 
     async def exited(self) -> str:
         if self.node is None:
             return "never started"
         end = await self.node.join()
         return f"its actor {end.reason}" + (f": {end.error!r}" if end.error else "")
+
+    async def kill(self) -> None:
+        """End the stage, once its thread returns."""
+        if self.node is not None:
+            await self._ports.system.kill(self.node)
 
     # --- the stage's wiring ------------------------------------------------------------------------------------------
 
@@ -101,16 +113,15 @@ class InprocPorts:
     """All stages of one pipeline on this loop."""
 
     def __init__(self, system: ActorSystem, *, trace: bool) -> None:
-        self.stages: list[InprocPort] = []
-        self._system = system
+        self.stages: dict[int, InprocPort] = {}
+        self.system = system
         self._trace = trace
         self._links: dict[int, list[InprocLink]] = {}
 
     async def launch(self, spec: StageSpec, deliver: Callable[[StageToDriver], None]) -> InprocPort:
-        """Start a stage; stages are started in order."""
-        port = InprocPort(self, spec, deliver)
-        self.stages.append(port)
-        port.node = await self._system.spawn(
+        """Start a stage, or start it again."""
+        port = self.stages[spec.stage] = InprocPort(self, spec, deliver)
+        port.node = await self.system.spawn(
             lambda: StageNode(port.host, port, port.switch, SpanRecorder(self._trace)), name=f"node-{spec.stage}"
         )
         port.to_driver(Hello(spec.stage, 0, os.getpid(), f"inproc-{spec.stage}"))
@@ -122,17 +133,16 @@ class InprocPorts:
             self._links = {epoch: inproc_links(len(self.stages))}
         return self._links[epoch]
 
-    def any_ended(self) -> bool:
-        return any(stage.node is not None and not stage.node.alive for stage in self.stages)
-
     def rendezvous(self, epoch: int) -> str:
         return ""
 
     def write(self, entry: LogEntry) -> None:
-        for stage in self.stages:
+        for stage in self.stages.values():
             stage.send(entry)
 
+    async def prepare(self) -> None:
+        """There are no spares on this loop."""
+
     async def close(self, grace_s: float) -> None:
-        for stage in self.stages:
-            if stage.node is not None:
-                await self._system.kill(stage.node)
+        for stage in self.stages.values():
+            await stage.kill()

@@ -146,6 +146,14 @@ class Scheduler:
         for request in self.requests():
             self._end(request, error)
 
+    def abandon(self, error: RequestError) -> None:
+        """Tell every client that its request has ended, and leave the books as they are: after a crash in them."""
+        for request in self.requests():
+            request.phase = Phase.ENDED
+            if request.deadline is not None:
+                request.deadline.cancel()
+            request.sink.failed(error)
+
     def requests(self) -> list[Request]:
         """All requests that have not ended, in order of admission."""
         return [r for r in (*self.running.values(), *self.waiting) if r.phase is not Phase.ENDED]

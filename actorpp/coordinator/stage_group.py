@@ -1,14 +1,18 @@
-"""All stages of one pipeline, as the driver sees them: start, epochs, the log's way out, traces, end."""
+"""All stages of one pipeline, as the driver sees them: start, restart, epochs, the log's way out, traces, end.
+
+When to restart one, and with which epoch to go on, is decided in ``recovery.py``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from actorpp.coordinator.stage_process import Begin, CollectTrace, StagePort, StageProcess, WaitLoaded
-from actorpp.runtime import ActorRef, ActorSystem, Request
+from actorpp.coordinator.stage_process import Begin, CollectTrace, EndEpoch, StagePort, StageProcess, WaitLoaded
+from actorpp.errors import ActorppError, StageFailedError
+from actorpp.runtime import ActorRef, ActorSystem, Request, guard_timeout
 from actorpp.stages.messages import Hello, Loaded, LogEntry, Output, StageToDriver, Topology, TraceSpans
 from actorpp.stages.spec import StageSpec
 
@@ -19,7 +23,11 @@ class Ports(Protocol):
     """Where stages run, and how the driver reaches them."""
 
     async def launch(self, spec: StageSpec, deliver: Callable[[StageToDriver], None]) -> StagePort:
-        """Start a stage; ``deliver`` gets what it says."""
+        """Start a stage, or start it again after its end; ``deliver`` gets what it says from now on."""
+        ...
+
+    async def prepare(self) -> None:
+        """Do now what makes a later restart quicker."""
         ...
 
     def write(self, entry: LogEntry) -> None:
@@ -28,10 +36,6 @@ class Ports(Protocol):
 
     def rendezvous(self, epoch: int) -> str:
         """Where the ranks of an epoch's tensor transport meet."""
-        ...
-
-    def any_ended(self) -> bool:
-        """Whether a stage has ended, even if its end has not been reported yet."""
         ...
 
     async def close(self, grace_s: float) -> None:
@@ -46,9 +50,15 @@ class StageGroup:
         specs: One for each stage, in order.
         ports: Where they run.
         system: Home of the StageProcess actors.
+        watchdog_s: Seconds without a sign of life after which a stage is lost.
         on_output: Called with each Output of the last stage.
-        on_failure: Called with what ended a stage; possibly once for each.
+        on_lost: Called with a stage that is lost, and why.
+        on_epoch_lost: Called with an epoch that a stage cannot go on with, and why; possibly by several stages.
         on_progress: Called with how much is loaded of how much, over all stages.
+
+    Attributes:
+        loaded, pids: By stage, of its present incarnation.
+        restarts: By stage.
     """
 
     def __init__(
@@ -59,28 +69,37 @@ class StageGroup:
         *,
         watchdog_s: float,
         on_output: Callable[[Output], None],
-        on_failure: Callable[[Exception], None],
+        on_lost: Callable[[int, StageFailedError], None],
+        on_epoch_lost: Callable[[int, StageFailedError], None],
         on_progress: Callable[[int, int], None],
     ) -> None:
         self.specs = specs
         self.loaded: list[Loaded] = []
         self.pids: list[int] = [0] * len(specs)
+        self.restarts: list[int] = [0] * len(specs)
         self._ports = ports
         self._system = system
         self._watchdog_s = watchdog_s
         self._on_output = on_output
-        self._on_failure = on_failure
+        self._on_lost = on_lost
+        self._on_epoch_lost = on_epoch_lost
         self._on_progress = on_progress
         self._inlets = [""] * len(specs)
         self._load_progress = [(0, 1)] * len(specs)
-        self._processes: list[ActorRef] = []
+        self._processes: dict[int, ActorRef] = {}
 
-    async def load(self) -> None:
-        """Start all stages and wait until each has its weights. Raises StageFailedError."""
-        for spec in self.specs:
-            process = await self._system.spawn(partial(self._process, spec), name=f"stage-{spec.stage}")
-            self._processes.append(process)
-        self.loaded = await self._ask_all(WaitLoaded())
+    async def start(self, stages: Iterable[int] | None = None) -> None:
+        """Start these stages, by default all; one that runs, or has run, is ended first. Does not wait for weights."""
+        for stage in range(len(self.specs)) if stages is None else stages:
+            if (process := self._processes.pop(stage, None)) is not None:
+                await self._system.kill(process)
+                self.restarts[stage] += 1
+            self._load_progress[stage] = (0, 1)
+            make = partial(self._process, self.specs[stage])
+            try:
+                self._processes[stage] = await self._system.spawn(make, name=f"stage-{stage}")
+            except ActorppError as error:  # the system has no process for it
+                self._on_lost(stage, StageFailedError(f"stage {stage}: {error}"))
 
     def _process(self, spec: StageSpec) -> StageProcess:
         return StageProcess(
@@ -88,11 +107,19 @@ class StageGroup:
             lambda deliver: self._ports.launch(spec, deliver),
             watchdog_s=self._watchdog_s,
             on_output=self._on_output,
-            on_exit=self._on_failure,
-            on_error=self._error,
-            on_hello=self._hello,
+            on_lost=partial(self._on_lost, spec.stage),
+            on_epoch_lost=self._on_epoch_lost,
+            on_hello=partial(self._hello, spec.stage),
             on_progress=self._progress,
         )
+
+    async def wait_loaded(self) -> None:
+        """Until every stage has its weights. Raises StageFailedError."""
+        self.loaded = await self._ask_all(WaitLoaded())
+
+    async def prepare(self) -> None:
+        """Start the spares that are missing, if there are to be any."""
+        await self._ports.prepare()
 
     def num_pages(self) -> int:
         """KV pages that every stage can hold."""
@@ -109,6 +136,21 @@ class StageGroup:
         )
         await self._ask_all(Begin(topology))
 
+    async def fence(self, epoch: int, stages: Iterable[int], timeout_s: float) -> list[int]:
+        """End the epoch on these stages, and return those that were lost or did not acknowledge in time."""
+
+        async def end(stage: int) -> bool:
+            try:
+                async with guard_timeout(timeout_s):
+                    await self._processes[stage][StageProcess.requests].ask(EndEpoch(epoch))
+            except (StageFailedError, TimeoutError):
+                return False
+            return True
+
+        asked = list(stages)
+        answers = await asyncio.gather(*map(end, asked))
+        return [stage for stage, idle in zip(asked, answers, strict=True) if not idle]
+
     def write(self, entry: LogEntry) -> None:
         """Send an entry of the log to every stage, in order, never blocking. Raises TransportError."""
         self._ports.write(entry)
@@ -120,26 +162,22 @@ class StageGroup:
     async def close(self, grace_s: float) -> None:
         """End every stage; afterwards none of its processes is left."""
         await self._ports.close(grace_s)
-        for process in self._processes:
+        for process in self._processes.values():
             await self._system.kill(process)
 
     async def _ask_all(self, request: Request[R]) -> list[R]:
         """Every stage's answer; the first stage to fail ends the waiting for the others."""
+        processes = [self._processes[stage] for stage in range(len(self.specs))]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(process[StageProcess.requests].ask(request)) for process in self._processes]
+                tasks = [group.create_task(process[StageProcess.requests].ask(request)) for process in processes]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    def _error(self, error: Exception) -> None:
-        """A stage that dies breaks its neighbours' links: their errors are not the cause, and its end is on its way."""
-        if not self._ports.any_ended():
-            self._on_failure(error)
-
-    def _hello(self, hello: Hello) -> None:
-        self._inlets[hello.stage] = hello.inlet
-        self.pids[hello.stage] = hello.pid
+    def _hello(self, stage: int, hello: Hello) -> None:
+        self._inlets[stage] = hello.inlet
+        self.pids[stage] = hello.pid
 
     def _progress(self, stage: int, done: int, total: int) -> None:
         self._load_progress[stage] = (done, total)

@@ -1,7 +1,7 @@
 """StageProcess: the driver's actor for one stage, whether it runs as a child process or on this loop.
 
-It knows how far its stage is (loaded, ready), asks it for things, and says when it is gone. The log and the Outputs do
-not pass through it.
+It knows how far its stage is (loaded, ready, fenced), asks it for things, and says when it is lost, or only its epoch.
+It is one incarnation of the stage: its own end is the stage's. The log and the Outputs do not pass through it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol, TypeVar, assert_never
 
-from actorpp.errors import StageFailedError, TransportError
+from actorpp.errors import ActorStoppedError, StageFailedError, StageLoadError, TransportError
 from actorpp.runtime import Actor, Inbox, Request, guard_sleep
 from actorpp.stages.messages import (
     DriverToStage,
+    Fence,
     Fenced,
     GetTrace,
     Hello,
@@ -33,6 +34,7 @@ from actorpp.stages.messages import (
 T = TypeVar("T")
 
 HEARTBEAT_S = 1.0
+LOADING_PATIENCE_S = 60.0  # the watchdog's at least while loading holds a stage's loop up
 
 
 class StagePort(Protocol):
@@ -46,21 +48,32 @@ class StagePort(Protocol):
         """Wait for the end of the stage's process, and say in words how it ended."""
         ...
 
+    async def kill(self) -> None:
+        """End the stage at once, even a stopped one; returns when it is gone."""
+        ...
+
 
 class WaitLoaded(Request[Loaded], frozen=True):
     """Answered when the stage has its weights."""
 
 
 class Begin(Request[Ready], frozen=True):
-    """Begin an epoch; answered when the stage's session takes steps."""
+    """Begin an epoch; answered when the stage's session takes steps. Fails if the epoch is lost meanwhile."""
 
     topology: Topology
+
+
+class EndEpoch(Request[Fenced], frozen=True):
+    """End the epoch, or what has begun of it; answered when the stage's compute is idle."""
+
+    epoch: int
 
 
 class CollectTrace(Request[TraceSpans], frozen=True):
     """Answered with the spans since the last time."""
 
 
+Asked = WaitLoaded | Begin | EndEpoch | CollectTrace
 StageNews = Hello | LoadProgress | Loaded | Ready | Fenced | Pong | TraceSpans | StageError
 
 
@@ -70,14 +83,14 @@ class StageProcess(Actor):
     launch: Starts the stage, and gives what it says to the function it is called with.
     watchdog_s: Seconds without a sign of life of its loop after which the stage has failed.
     on_output: Called with each Output, at once.
-    on_exit: Called with a StageFailedError when the stage has ended.
-    on_error: Called with a StageFailedError when it reports an error, or gives no sign of life.
+    on_lost: Called once with a StageFailedError: it has ended, reports that it cannot go on, or gives no sign of life.
+    on_epoch_lost: Called with the epoch and a StageFailedError when the stage cannot go on with it.
     on_hello: Called with the stage's first word.
     on_progress: Called with the stage, and how much of how much is loaded.
     """
 
     news = Inbox[StageNews](capacity=4096, priority=0)
-    requests = Inbox[WaitLoaded | Begin | CollectTrace](capacity=16)
+    requests = Inbox[Asked](capacity=16)
 
     def __init__(
         self,
@@ -86,29 +99,33 @@ class StageProcess(Actor):
         *,
         watchdog_s: float,
         on_output: Callable[[Output], None],
-        on_exit: Callable[[Exception], None],
-        on_error: Callable[[Exception], None],
+        on_lost: Callable[[StageFailedError], None],
+        on_epoch_lost: Callable[[int, StageFailedError], None],
         on_hello: Callable[[Hello], None],
         on_progress: Callable[[int, int, int], None],
     ) -> None:
         self.stage = stage
         self.launch = launch
+        self.port: StagePort | None = None
         self.watchdog_s = watchdog_s
         self.on_output = on_output
-        self.on_exit = on_exit
-        self.on_error = on_error
+        self.on_lost = on_lost
+        self.on_epoch_lost = on_epoch_lost
         self.on_hello = on_hello
         self.on_progress = on_progress
+        self.greeted = False
         self.loaded: Loaded | None = None
         self.ready: Ready | None = None
+        self.fenced: Fenced | None = None
+        self.lost_epoch: tuple[int, StageFailedError] | None = None  # the last one that it could not go on with
         self.trace: dict[int, TraceSpans] = {}
         self.failure: StageFailedError | None = None
         self.alive_at = 0.0
         self.nonce = 0
 
     async def started(self) -> None:
-        self.port = await self.launch(self.deliver)
-        self.start(self.watch_exit(), name="watch exit")
+        self.port = port = await self.launch(self.deliver)
+        self.start(self.watch_exit(port), name="watch exit")
         self.start(self.heartbeat(), name="heartbeat")
 
     def deliver(self, message: StageToDriver) -> None:
@@ -116,10 +133,16 @@ class StageProcess(Actor):
         if isinstance(message, Output):
             self.on_output(message)
         else:
-            self.ref[StageProcess.news].tell_nowait(message)
+            with suppress(ActorStoppedError):  # the stage is being ended; the message is counted as a dead letter
+                self.ref[StageProcess.news].tell_nowait(message)
 
-    async def watch_exit(self) -> None:
-        self.fail(await self.port.exited(), self.on_exit)
+    async def watch_exit(self, port: StagePort) -> None:
+        self.fail(StageFailedError(f"stage {self.stage}: {await port.exited()}", stage=self.stage))
+
+    async def stopping(self) -> None:
+        """The stage ends with its actor."""
+        if self.port is not None:
+            await self.port.kill()
 
     async def heartbeat(self) -> None:
         """The stage's loop must answer: a thread of ZeroMQ answers ZMTP's own heartbeat even when Python hangs."""
@@ -127,20 +150,22 @@ class StageProcess(Actor):
         self.alive_at = loop.time()
         while self.failure is None:
             await guard_sleep(HEARTBEAT_S)
-            if self.loaded is None:  # importing and loading hold the loop up; the start has a timeout of its own
+            patience = self.watchdog_s if self.loaded is not None else max(self.watchdog_s, LOADING_PATIENCE_S)
+            if not self.greeted:  # it imports, and has no loop yet: the start has a timeout of its own
                 self.alive_at = loop.time()
-            elif loop.time() - self.alive_at > self.watchdog_s:
-                self.fail(f"its loop gave no sign of life for {self.watchdog_s:g} s", self.on_error)
+            if loop.time() - self.alive_at > patience:
+                silent = f"stage {self.stage}: its loop gave no sign of life for {patience:g} s"
+                self.fail(StageFailedError(silent, stage=self.stage))
             else:
                 self.nonce += 1
-                with suppress(TransportError):  # its exit tells why, or the next rounds find no sign of life
-                    self.port.send(Ping(self.nonce))
+                self.send(Ping(self.nonce))
 
     @news.handler
     def on_news(self, message: StageNews) -> None:
         self.alive_at = asyncio.get_running_loop().time()
         match message:
             case Hello():
+                self.greeted = True
                 self.on_hello(message)
             case LoadProgress(done, total):
                 self.on_progress(self.stage, done, total)
@@ -150,33 +175,61 @@ class StageProcess(Actor):
                 self.ready = message
             case TraceSpans(nonce):
                 self.trace[nonce] = message
-            case StageError(_, _, text):
-                self.fail(text, self.on_error)
-            case Fenced() | Pong():
+            case StageError(epoch, _, text):
+                self.on_stage_error(epoch, f"stage {self.stage}: {text}")
+            case Fenced():
+                self.fenced = message
+            case Pong():
                 pass
             case _:
                 assert_never(message)
         self.notify()
 
+    def on_stage_error(self, epoch: int | None, text: str) -> None:
+        if epoch is None:
+            kind = StageLoadError if self.loaded is None else StageFailedError
+            self.fail(kind(text, stage=self.stage))
+        else:
+            self.lost_epoch = (epoch, StageFailedError(text, stage=self.stage))
+            self.on_epoch_lost(*self.lost_epoch)
+
     @requests.handler
-    async def on_request(self, request: WaitLoaded | Begin | CollectTrace) -> Loaded | Ready | TraceSpans:
+    def on_request(self, request: Asked) -> asyncio.Task[Loaded | Ready | Fenced | TraceSpans]:
+        """Answered when the stage has: what it is asked for next does not wait for that."""
+        return self.start(self.answer(request), name=type(request).__name__)
+
+    async def answer(self, request: Asked) -> Loaded | Ready | Fenced | TraceSpans:
+        """Raises StageFailedError when the stage is lost, or the epoch that was to begin."""
         match request:
             case WaitLoaded():
                 return await self.wait_for(lambda: self.loaded)
             case Begin(topology):
-                self.port.send(topology)
-                return await self.wait_for(
-                    lambda: self.ready if self.ready is not None and self.ready.epoch == topology.epoch else None
-                )
+                self.send(topology)
+                return await self.wait_for(lambda: self.begun(topology.epoch))
+            case EndEpoch(epoch):
+                if self.loaded is None:  # it has begun nothing
+                    return Fenced(epoch)
+                self.send(Fence(epoch))
+                return await self.wait_for(lambda: self.fenced if self.fenced == Fenced(epoch) else None)
             case CollectTrace():
                 self.nonce += 1
                 nonce = self.nonce
-                self.port.send(GetTrace(nonce))
+                self.send(GetTrace(nonce))
                 return await self.wait_for(lambda: self.trace.pop(nonce, None))
         assert_never(request)
 
+    def begun(self, epoch: int) -> Ready | None:
+        if self.lost_epoch is not None and self.lost_epoch[0] == epoch:
+            raise self.lost_epoch[1]
+        return self.ready if self.ready == Ready(epoch) else None
+
+    def send(self, message: DriverToStage) -> None:
+        with suppress(TransportError):  # it is gone: its exit says so, and ends the wait for the answer
+            if self.port is not None:
+                self.port.send(message)
+
     async def wait_for(self, answer: Callable[[], T | None]) -> T:
-        """Wait until the stage has answered. Raises StageFailedError when it has failed first."""
+        """Wait until the stage has answered. Raises StageFailedError when it is lost first."""
         found: list[T] = []
 
         def arrived() -> bool:
@@ -189,9 +242,8 @@ class StageProcess(Actor):
             return found[0]
         raise self.failure or StageFailedError(f"stage {self.stage} has failed", stage=self.stage)
 
-    def fail(self, reason: str, report: Callable[[Exception], None]) -> None:
-        error = StageFailedError(f"stage {self.stage}: {reason}", stage=self.stage)
+    def fail(self, error: StageFailedError) -> None:
         if self.failure is None:
             self.failure = error
             self.notify()
-        report(error)
+            self.on_lost(error)

@@ -13,6 +13,7 @@ import msgspec
 
 from actorpp.coordinator.chunking.cost import CostModel
 from actorpp.coordinator.chunking.plan import ChunkPlan
+from actorpp.coordinator.recovery import EngineState
 from actorpp.coordinator.request import ChunkTimes, StopText
 from actorpp.serving.logprobs import TokenLogprob
 from actorpp.stages.messages import SamplingParams
@@ -108,7 +109,8 @@ Event = Progress | PromptLogprobs | Tokens | Finished
 class StageStats(msgspec.Struct, frozen=True, kw_only=True):
     """One stage since the engine started. ``layers`` is the half-open range of layers it holds.
 
-    ``sent_bytes_per_token``: of hidden state, to the next stage; 0 of the last one.
+    ``pid`` is its present process's, the one after ``restarts`` others. ``sent_bytes_per_token``: of hidden state, to
+    the next stage; 0 of the last one.
     """
 
     layers: tuple[int, int]
@@ -116,6 +118,7 @@ class StageStats(msgspec.Struct, frozen=True, kw_only=True):
     busy: float
     weight_bytes: int
     kv_bytes: int
+    restarts: int = 0
     sent_bytes_per_token: int = 0
 
 
@@ -141,9 +144,16 @@ class PrefillStats(msgspec.Struct, frozen=True):
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """The engine at this moment; counters run since it started.
 
-    ``stalled_s``: seconds since a step has finished, or work came, while there is work; 0 without.
+    Attributes:
+        state: ``recovering``: a stage is being brought back, and requests wait. ``failed``: it will not come back.
+        epoch: Counts the pipeline's beginnings, the tried ones too.
+        recoveries: How often stages were brought back.
+        recovery_s: How long that took the last time.
+        replays: Requests that were computed again for it, from their prompt and delivered ids.
+        stalled_s: Seconds since a step has finished, or work came, while there is work; 0 without.
     """
 
+    state: EngineState = "ready"
     uptime_s: float
     requests_running: int
     requests_waiting: int
@@ -156,6 +166,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     pages_used: int
     pages_total: int
     page_size: int
+    epoch: int = 1
+    recoveries: int = 0
+    recovery_s: float | None = None
+    replays: int = 0
     stages: tuple[StageStats, ...]
     stalled_s: float = 0.0
 

@@ -86,10 +86,10 @@ def test_stages_leave_when_the_driver_is_killed(environment: dict[str, str], sma
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_killed_stage_ends_the_engine_with_a_typed_error(
+def test_a_killed_stage_ends_an_engine_without_restarts_with_a_typed_error(
     victim: int, environment: dict[str, str], small_model: Path, long_tokens: Path
 ) -> None:
-    flags = dummy(small_model, long_tokens, "--stages", "3", "--chunked-prefill-size", "16", "--max-tokens", "500")
+    flags = dummy(small_model, long_tokens, "--stages", "3", "--chunked-prefill-size", "16", "--max-restarts", "0")
     with running("run", *flags, environment=environment) as command:
         command.wait_for("prefill")
         family = command.family()
@@ -103,7 +103,7 @@ def test_a_killed_stage_ends_the_engine_with_a_typed_error(
 def test_a_stopped_stage_is_noticed_within_the_watchdogs_time(
     environment: dict[str, str], small_model: Path, long_tokens: Path
 ) -> None:
-    flags = dummy(small_model, long_tokens, "--chunked-prefill-size", "16", "--max-tokens", "500")
+    flags = dummy(small_model, long_tokens, "--chunked-prefill-size", "16", "--max-restarts", "0")
     with running("run", *flags, "--watchdog-timeout", "2", environment=environment) as command:
         command.wait_for("prefill")
         family = command.family()

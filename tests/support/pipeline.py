@@ -283,6 +283,7 @@ class SimulatedPipeline:
             lambda: Coordinator(self.scheduler, self, watchdog_s=self.watchdog_s, on_failure=self.failed),
             name="coordinator",
         )
+        self.coordinator[Coordinator.control].tell_nowait(Resume(self.epoch))
 
     async def begin(self) -> None:
         """Spawn the sessions of the next epoch, on empty stages and new links."""
@@ -320,7 +321,7 @@ class SimulatedPipeline:
         await self.begin()
         self.coordinator[Coordinator.control].tell_nowait(Resume(self.epoch))
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, epoch: int, error: Exception) -> None:
         self.failures.append(error)
         self.coordinator[Coordinator.control].tell_nowait(GiveUp(error))
 

@@ -30,6 +30,12 @@ def test_every_feature_names_its_test_and_says_where_it_is_proven() -> None:
         assert cuda.strip().startswith(("unproven", "not yet", "—")), feature
 
 
+def test_every_test_of_the_reliability_page_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "reliability.md").read_text())
+    assert len(named) > 35
+    assert [f"{path}::{name}" for path, name in named if name not in functions_in(ROOT / path)] == []
+
+
 def test_commands_named_exist() -> None:
     for module in re.findall(r"`python -m ([\w.]+)`", TEXT):
         assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module

@@ -199,10 +199,14 @@ def make_app(
 
     @app.get("/health", responses=describe(503))
     async def health() -> Response:
-        """200 while steps finish, or there is nothing to do; 503 when they do not, and when the server is stopping."""
-        stalled_s = gateway.stats().stalled_s
+        """200 while steps finish, or there is nothing to do; 503 when they do not, while a stage is brought back
+        (requests are taken, and wait), and when the server is stopping."""
+        stats = gateway.stats()
+        stalled_s = stats.stalled_s
         if gateway.draining:
             return error_response(HttpError(503, "draining", "the server is stopping"))
+        if stats.state != "ready":
+            return error_response(HttpError(503, stats.state, f"the pipeline is {stats.state}"))
         if stalled_s >= watchdog_s:
             return error_response(HttpError(503, "stalled", f"no step has finished for {stalled_s:.0f} s"))
         return JSONResponse({"status": "ok"})

@@ -94,6 +94,8 @@ ENGINE_FLAGS: dict[str, tuple[str | None, Any]] = {
     "mem_fraction_static": ("0.5", 0.5),
     "seed": ("11", 11),
     "log_level": ("error", "error"),
+    "max_restarts": ("7", 7),
+    "warm_spares": ("2", 2),
     "startup_timeout": ("1.5", 1.5),
     "watchdog_timeout": ("2.5", 2.5),
     "dist_timeout": ("3.5", 3.5),

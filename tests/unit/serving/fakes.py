@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from actorpp.config import EngineConfig
 from actorpp.coordinator.chunking.cost import CostModel, StageCost
 from actorpp.coordinator.chunking.plan import ChunkPlan
+from actorpp.coordinator.recovery import EngineState
 from actorpp.coordinator.request import StopText
 from actorpp.errors import ContextLengthExceededError, OverloadedError
 from actorpp.serving.activity import Activity
@@ -183,6 +184,7 @@ class FakeEngine:
     located: bool = False
     closed: bool = False
     stalled_s: float = 0.0
+    state: EngineState = "ready"
 
     def __post_init__(self) -> None:
         self.activity = Activity(self.num_stages)
@@ -249,6 +251,7 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         stage = StageStats(layers=(0, 1), pid=1, busy=0.5, weight_bytes=1, kv_bytes=1)
         return EngineStats(
+            state=self.state,
             uptime_s=1.0,
             requests_running=len(self.running),
             requests_waiting=0,

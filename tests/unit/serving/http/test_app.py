@@ -399,6 +399,10 @@ def test_health_is_red_when_work_waits_and_no_step_finishes(tokenizer_file: Path
             response = await client.get("/health")
             assert (response.status_code, response.json()["error"]["code"]) == (503, "stalled")
             engine.stalled_s = 0.0
+            engine.state = "recovering"
+            response = await client.get("/health")
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "recovering")
+            engine.state = "ready"
             await gateway.drain()
             assert (await client.get("/health")).json()["error"]["code"] == "draining"
             assert (await client.post("/v1/completions", json=TEXT)).status_code == 429

@@ -1,0 +1,85 @@
+"""A short schedule of faults on the real engine; the long one is ``python -m tests.faults``."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actorpp.config import EngineConfig
+from tests.exactness.tiny import VOCAB, save_llama
+from tests.faults.harness import Harness, Tally, opened, schedule
+from tests.faults.trap import Strike
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_llama(tmp_path_factory.mktemp("faults"), tied=True, eos_token_id=2)
+
+
+def play(model: Path, rounds: list[list[Strike]], **options: Any) -> Tally:
+    async def main() -> Tally:
+        config = EngineConfig(
+            model=str(model),
+            stages=3,
+            dtype="float32",
+            kv_tokens=8192,
+            threads_per_stage=1,
+            chunked_prefill_size=32,
+            max_restarts=1000,
+            **options,
+        )
+        harness: Harness
+        async with opened(config, 0, vocab=VOCAB, longest=60) as harness:
+            for number, strikes in enumerate(rounds):
+                await harness.play(number, strikes)
+        return harness.tally
+
+    return asyncio.run(main())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_processes_that_die_or_stop_cost_no_request(model: Path) -> None:
+    rounds = [
+        [Strike(1, "prefill", visit=2), Strike(1, "loading")],
+        [Strike(0, "sending"), Strike(2, "decode", "stop")],
+        [Strike(2, "receiving", visit=2), Strike(0, "joining")],
+    ]
+    tally = play(model, rounds, watchdog_timeout=10.0, warm_spares=1)
+    assert not tally.failed, tally.summary()
+    assert tally.restarts == 6
+    assert tally.requests == 12
+
+
+def test_stages_on_the_loop_that_die_cost_no_request(model: Path) -> None:
+    generator = random.Random(5)
+    rounds = [schedule(generator, 3, processes=False) for _ in range(5)]
+    tally = play(model, rounds, transport="inproc")
+    assert not tally.failed, tally.summary()
+    assert tally.restarts == sum(len(strikes) for strikes in rounds)
+
+
+def test_the_harness_sees_what_it_looks_for(model: Path) -> None:
+    """Planted: a replay that forgets a delivered token, and one that delivers it again."""
+    from actorpp.coordinator.request import Request
+
+    rewind = Request.rewind
+    rounds = [[Strike(1, "decode", visit=visit)] for visit in (2, 3)]
+
+    def forgetting(request: Request) -> None:
+        rewind(request)
+        request.replayed = max(0, request.replayed - 1)
+
+    def doubling(request: Request) -> None:
+        if request.output_ids:
+            request.output_ids.pop()
+        rewind(request)
+
+    for fault in (forgetting, doubling):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Request, "rewind", fault)
+            assert play(model, rounds, transport="inproc").failed, fault
