@@ -148,6 +148,12 @@ def test_a_step_gives_each_segment_its_own_attention(
     check_step(backend, query, kv, scoring._replace(scaling=0.25), 2e-6)
 
 
+def test_short_decodes_in_bfloat16_err_by_its_rounding_alone() -> None:
+    lengths = [(33, 1), (50, 20), (GATHERED_KEYS, 1), (12, 1)]
+    for scoring in (PLAIN, PLAIN._replace(window=20)):
+        check_step(FlashBackend(), *packed_step(lengths, dtype=torch.bfloat16), scoring, 0.02)
+
+
 def test_sixteen_short_requests_decode_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
