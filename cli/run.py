@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from actorpp.cli.display import Output, figures
 from actorpp.cli.loop import Drain
@@ -20,11 +20,13 @@ from actorpp.progress import ProgressDisplay
 from actorpp.serving.api import Progress
 from actorpp.serving.completion import CompletionResult, Delta
 from actorpp.serving.gateway import Gateway, Prepared
-from actorpp.serving.http.server import HttpServer
 from actorpp.serving.request import CompletionRequest
 from actorpp.serving.zmq_server import ZmqServer
 from actorpp.transport.curve import CurveServer
 from actorpp.transport.sockets import close_context
+
+if TYPE_CHECKING:
+    from actorpp.serving.http.server import HttpServer
 
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 
@@ -73,6 +75,8 @@ async def run(config: EngineConfig, options: RunOptions, output: Output, drain: 
     gateway = Gateway(engine, config.served_model_name or config.model or DEFAULT_MODEL_NAME)
     try:
         if options.request is None:
+            from actorpp.serving.http.server import HttpServer  # a completion does without FastAPI's half second
+
             # The sockets first: a taken port is known before a model is loaded.
             with HttpServer(
                 config.host,

@@ -334,11 +334,12 @@ def test_python_m_version_and_bare_command() -> None:
 
 
 def test_neither_help_nor_the_driver_imports_torch_or_transformers() -> None:
+    """Nor what serves HTTP, or fits a chunk plan, where nobody asked for it."""
+    heavy = ("torch", "transformers", "fastapi", "uvicorn", "scipy", "plotly")
     for script in ("main(['run', '--help'])", "import actorpp.cli.run, actorpp.serving.zmq_server"):
         code = (
             "import sys, atexit; from actorpp.cli.main import main\n"
-            "atexit.register(lambda: print('HEAVY', [m for m in ('torch', 'transformers') if m in sys.modules]))\n"
-            + script
+            f"atexit.register(lambda: print('HEAVY', [m for m in {heavy} if m in sys.modules]))\n" + script
         )
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=CEILING_S, check=True
