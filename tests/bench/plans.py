@@ -49,6 +49,8 @@ async def measure(stages: int, lengths: list[int], fixed: list[int], rounds: int
                     predicted = engine.plan(length).predicted_ttft_s
                     began, cpu = time.perf_counter(), time.process_time()
                     metrics = await complete(engine, length, turn)
+                    known = "unknown" if predicted is None else f"{predicted:.3f} s"
+                    print(f"round {turn}, ISL {length}, {name}: {metrics.ttft_s:.3f} s, predicted {known}", flush=True)
                     if turn and metrics.ttft_s is not None and predicted is not None:
                         spent, wall = spent + time.process_time() - cpu, wall + time.perf_counter() - began
                         ttft.setdefault((name, length), []).append(metrics.ttft_s)
