@@ -140,7 +140,10 @@ class Recovery(Actor):
     async def begin_serving(self) -> None:
         self.state = "ready"
         self.requests.resume(self.epoch)
-        await self.group.prepare()
+        try:
+            await self.group.prepare()
+        except ActorppError as error:  # the next restart takes longer, and that is all
+            log.warning("no spare could be started", error=str(error))
 
     async def establish(self) -> None:
         """Rounds until an epoch runs on all stages. Raises StageFailedError when there have been too many."""
