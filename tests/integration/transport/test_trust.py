@@ -63,12 +63,12 @@ def test_nothing_in_the_package_can_run_what_it_receives() -> None:
         rf"\b(import|from) ({modules})\b",
         rf"\b({modules})\.\w",
         r"\.(recv|send)_(pyobj|serialized)\b",
-        r"\w+_object(_list|s)?\(",  # torch.distributed's collectives of objects
+        r"(gather|broadcast|scatter|send|recv)_object(_list|s)?\(",  # torch.distributed's collectives of objects
         r"(?<![.\w])(eval|exec)\(",
         r"\b(torch|yaml|numpy|np)\.(load|unsafe_load|full_load)\(",
     ]
     pattern = re.compile("|".join(uses))
-    assert all(pattern.search(code) for code in ("import pickle", "pickle.loads(x)", "s.recv_pyobj()", "eval(x)"))
+    assert all(pattern.search(code) for code in ("import pickle", "s.recv_pyobj()", "all_gather_object(", "eval(x)"))
     found = []
     for folder in ("actorpp", "stages", "transport", "cli"):
         for path in sorted((ROOT / folder).rglob("*.py")):
