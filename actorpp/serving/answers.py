@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from actorpp.errors import AbortedError, InvalidRequestError
+from actorpp.errors import InvalidRequestError
 from actorpp.serving.completion import Delta
 from actorpp.serving.jobs import Job
 from actorpp.serving.protocol import MAX_CREDIT, MAX_DELTAS_PER_POLL, Reply, with_tokens
@@ -25,7 +25,7 @@ def news(job: Job, cursor: int, *, raw: bool) -> tuple[Reply, int]:
     stop = min(len(job.deltas), cursor + MAX_DELTAS_PER_POLL)
     deltas = job.deltas[cursor:stop]
     if job.error is not None and not deltas:
-        raise job.error
+        raise job.cause()
     parts = [_part([delta for delta in deltas if delta.index == index]) for index in range(job.n)]
     body: dict[str, Any] = parts[0] if job.n == 1 else {"outputs": parts}
     body |= {"request": job.id, "cursor": stop, "progress": msgspec.to_builtins(job.progress)}
@@ -46,7 +46,7 @@ def news(job: Job, cursor: int, *, raw: bool) -> tuple[Reply, int]:
 def whole(job: Job, *, raw: bool) -> Reply:
     """The result of a request that has ended. Raises what it ended with, if there is none."""
     if job.result is None:
-        raise job.error or AbortedError("the request was aborted")
+        raise job.cause()
     return with_tokens(job.result.to_builtins(), job.result.token_ids, raw=raw_wanted(raw, job))
 
 

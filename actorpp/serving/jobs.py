@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from actorpp.errors import ActorppError, InvalidRequestError, OverloadedError
+from actorpp.errors import AbortedError, ActorppError, InvalidRequestError, OverloadedError
 from actorpp.serving.api import Progress
 from actorpp.serving.completion import Completion, CompletionResult, Delta
 from actorpp.serving.gateway import Gateway
@@ -50,13 +50,14 @@ class Job:
         self.n = n  # outputs
         self.deltas: list[Delta] = []
         self.progress = Progress(0, 0)
-        self.completion: Completion | None = None
+        self.prompt_tokens: int | None = None  # once the engine has taken it
         self.result: CompletionResult | None = None
         self.error: ActorppError | None = None
         self.watchers = 0
         self.touched = asyncio.get_running_loop().time()  # last watched
         self.ended_at = 0.0
         self.nbytes = 0  # about what its output occupies, once it has ended
+        self._completion: Completion | None = None  # until it has ended: it holds the prompt
         self._aborted = False
         self._changed = asyncio.Event()
 
@@ -67,22 +68,27 @@ class Job:
     @property
     def accepted(self) -> bool:
         """Whether the engine took it."""
-        return self.completion is not None
+        return self.prompt_tokens is not None
 
     def abort(self) -> None:
         """Ask for the end, also before the engine has it."""
         self._aborted = True
-        if self.completion is not None:
-            self.completion.abort()
+        if self._completion is not None:
+            self._completion.abort()
+
+    def cause(self) -> ActorppError:
+        """What it ended with instead of a result, to be raised: without the frames of those who were told before."""
+        return (self.error or AbortedError("the request was aborted")).with_traceback(None)
 
     async def follow(self, gateway: Gateway, request: CompletionRequest, deadline_s: float | None) -> None:
         """Run the request to its end; how it ended is in ``result`` or ``error``."""
         try:
-            self.completion = await gateway.complete(request, deadline_s)
+            self._completion = await gateway.complete(request, deadline_s)
+            self.prompt_tokens = self._completion.prompt_tokens
             if self._aborted:
-                self.completion.abort()
+                self._completion.abort()
             self.changed()
-            async for event in self.completion:
+            async for event in self._completion:
                 match event:
                     case Progress():
                         self.progress = event
@@ -93,13 +99,14 @@ class Job:
                     case CompletionResult():
                         self.result = event
         except ActorppError as error:
-            self.error = error
+            self.error = error.with_traceback(None)  # whose frames hold the prompt
         except Exception as error:  # a fault of ours ends this request alone
             _log.exception("request failed", id=self.id)
             self.error = ActorppError(f"internal error: {type(error).__name__}")
         finally:
-            if self.completion is not None:
-                self.completion.abort()
+            if self._completion is not None:
+                self._completion.abort()
+                self._completion = None
             self.nbytes = sum(_nbytes(delta) for delta in self.deltas)
             if self.result is not None and self.result.prompt_logprobs is not None:
                 self.nbytes += sum(_nbytes_of(row) for row in self.result.prompt_logprobs if row is not None)

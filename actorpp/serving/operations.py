@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from actorpp.errors import AbortedError, DeadlineExceededError, InvalidRequestError, PermissionDeniedError
+from actorpp.errors import DeadlineExceededError, InvalidRequestError, PermissionDeniedError
 from actorpp.serving.answers import Stream, news, whole
 from actorpp.serving.gateway import Gateway
 from actorpp.serving.jobs import Job, JobId, JobLimits, Jobs
@@ -173,9 +173,9 @@ class Operations:
         job = self._start(call, checked(call.fields, Generate))
         async with _within(call.header.deadline_s):
             await job.until(lambda: job.accepted)
-        if job.completion is None:
-            raise job.error or AbortedError("the request ended before the engine took it")
-        return Reply({"request": job.id, "prompt_tokens": job.completion.prompt_tokens})
+        if job.prompt_tokens is None:
+            raise job.cause()
+        return Reply({"request": job.id, "prompt_tokens": job.prompt_tokens})
 
     async def _poll(self, call: Call) -> Reply:
         asked = checked(call.fields, Poll)
