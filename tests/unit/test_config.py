@@ -182,3 +182,10 @@ def test_aliases_do_not_collide() -> None:
 def test_a_config_does_not_change() -> None:
     with pytest.raises(ValueError, match="frozen"):
         EngineConfig().stages = 2  # type: ignore[misc]
+
+
+def test_the_api_key_is_neither_printed_nor_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTORPP_API_KEY", "secret")
+    config = EngineConfig()
+    assert config.api_key == config.model_copy(update={"stages": 2}).api_key == "secret"
+    assert "secret" not in f"{config!r}{config}{config.model_dump(mode='json')}"
