@@ -80,14 +80,18 @@ def _answer(options: ChatOptions, messages: list[dict[str, str]]) -> str | None:
 
 def _stream(options: ChatOptions, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The events of the answer. Leaving early closes the connection, which aborts the request."""
-    url = urlsplit(options.url)
+    try:
+        url = urlsplit(options.url)
+        port = url.port
+    except ValueError:  # brackets that do not close, a port that is no number
+        url, port = urlsplit(""), None
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigError(f"{options.url!r} is no address of a server, like http://127.0.0.1:8000", param="url")
     kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
     headers = {"Content-Type": "application/json"}
     if options.api_key is not None:
         headers["Authorization"] = f"Bearer {options.api_key}"
-    with closing(kind(url.hostname, url.port)) as connection:
+    with closing(kind(url.hostname, port)) as connection:
         try:
             connection.request("POST", f"{url.path.rstrip('/')}/v1/chat/completions", json.dumps(body), headers)
             response = connection.getresponse()
@@ -103,6 +107,7 @@ def _stream(options: ChatOptions, body: dict[str, Any]) -> Iterator[dict[str, An
                 if "error" in chunk:
                     raise RequestError(chunk["error"]["message"])
                 yield chunk
+            raise RequestError(f"{options.url} broke its answer off")
         except (OSError, http.client.HTTPException) as error:
             raise RequestError(f"no answer from {options.url}: {error}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,8 +80,31 @@ def test_no_server_is_one_line(chat: Chat, capsys: pytest.CaptureFixture[str], t
         pass
     assert chat(url) == 1
     assert capsys.readouterr().err.startswith(f"actorpp: no answer from {url}: ")
-    assert chat("nonsense") == 2
-    assert "no address of a server" in capsys.readouterr().err
+    for nonsense in ("nonsense", "http://127.0.0.1:x", "http://127.0.0.1:80000", "http://[::1"):
+        assert chat(nonsense) == 2
+        assert "no address of a server" in capsys.readouterr().err
+
+
+def test_an_answer_that_breaks_off_is_an_error(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+    piece = b'data: {"choices": [{"delta": {"content": "so far"}}]}\n\n'
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    def answer_once(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.sendall(head + b"%x\r\n%b\r\n" % (len(piece), piece))
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65_536):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer_once, args=(listening,), daemon=True)
+        thread.start()
+        assert chat(f"http://127.0.0.1:{listening.getsockname()[1]}") == 1
+        thread.join()
+    out, err = capsys.readouterr()
+    assert out == "so far"
+    assert "broke its answer off" in err
 
 
 def test_ctrl_c_ends_the_answer_and_forgets_it(
