@@ -184,7 +184,7 @@ class EngineConfig(BaseSettings):
         min_length=1,
         repr=False,
         exclude=True,  # from what is printed and saved, like the results of bench: it is a secret
-        description="Key that HTTP clients must give, everywhere but for /health. [default: none]",
+        description="Key that HTTP clients must give, for all but /health; not of ZeroMQ. [default: none]",
     )
     sse_keep_alive: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         30.0, description="Seconds of silence in an HTTP stream after which a comment is sent; 0: never."

@@ -22,6 +22,7 @@ from actorpp.serving.completion import CompletionResult, Delta
 from actorpp.serving.gateway import Gateway, Prepared
 from actorpp.serving.request import CompletionRequest
 from actorpp.serving.zmq_server import ZmqServer
+from actorpp.transport.addresses import is_loopback
 from actorpp.transport.curve import CurveServer
 from actorpp.transport.sockets import close_context
 
@@ -108,10 +109,16 @@ async def run(config: EngineConfig, options: RunOptions, output: Output, drain: 
 
 
 def _zmq_server(config: EngineConfig) -> ZmqServer:
-    """Raises ConfigError when a key file cannot be used."""
+    """Raises ConfigError when a key file cannot be used, or a key for HTTP would leave this door open beside it."""
     curve = None
     if config.curve_key is not None and config.curve_allow is not None:
         curve = CurveServer.load(config.curve_key, config.curve_allow)
+    elif config.api_key is not None and config.zmq_host is None and not is_loopback(config.host):
+        raise ConfigError(
+            f"--api-key guards HTTP alone, and {config.host} opens ZeroMQ too: "
+            "give --zmq-host 127.0.0.1, or turn CURVE on",
+            param="api_key",
+        )
     return ZmqServer(
         config.zmq_host or config.host,
         config.zmq_port,

@@ -52,6 +52,7 @@ def test_curve_and_connection_file(environment: dict[str, str], tmp_path: Path) 
         (["--curve-key", "k"], ["--curve-key and --curve-allow go together"]),
         (["--curve-key", "k", "--curve-allow", "c"], ["key file k", "No such file"]),
         (["--zmq-host", "0.0.0.0"], ["0.0.0.0", "turn CURVE on"]),
+        (["--host", "0.0.0.0", "--insecure-bind", "--api-key", "k"], ["--api-key guards HTTP alone", "--zmq-host"]),
         (["--connection-file", "none/c.json"], ["none/c.json", "No such file"]),
         (["--prompt", "x", "--connection-file", "c.json"], ["--connection-file", "only without a prompt"]),
     ],
