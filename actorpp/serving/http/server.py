@@ -20,6 +20,7 @@ from actorpp.serving.metrics import Metrics
 from actorpp.transport.addresses import check_bind, tcp_endpoint
 
 BACKLOG = 2048  # connections that the system accepts for us meanwhile
+MAX_HEAD_BYTES = 64 << 10  # of a request's first line and headers
 END_S = 1  # for last answers to leave when the server closes
 
 
@@ -91,6 +92,8 @@ class HttpServer:
         )
         config = uvicorn.Config(
             app,
+            http="h11",  # it bounds what comes before a body, which httptools, where it is installed, does not
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             log_config=None,
             access_log=False,
             lifespan="off",

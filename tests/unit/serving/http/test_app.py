@@ -182,6 +182,19 @@ def test_refusals_have_a_status_a_code_and_a_field(tokenizer_file: Path) -> None
     served(tokenizer_file, body)
 
 
+def test_headers_without_end_are_cut_off(tokenizer_file: Path) -> None:
+    async def body(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"x" * (1 << 20))
+        with contextlib.suppress(ConnectionError):  # it may close before it has read all
+            async with asyncio.timeout(20):
+                assert (await reader.read()).startswith(b"HTTP/1.1 400")
+        writer.close()
+        assert (await client.get("/health")).status_code == 200
+
+    served(tokenizer_file, body)
+
+
 def test_overload_is_429_with_retry_after_and_leaves_nothing_running(tokenizer_file: Path) -> None:
     async def body(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         response = await client.post("/v1/completions", json={"prompt": [[5], [6]]})
@@ -368,6 +381,8 @@ def test_the_key_guards_everything_but_health(tokenizer_file: Path) -> None:
             for method in methods:
                 status = (await client.request(method, path.replace("{name}", "x"))).status_code
                 assert (path, status == 401) == (path, path != "/health")
+        for path in ("/", "/live/events", "/live/live.js", "/openapi.json", "/health/"):
+            assert (path, (await client.get(path)).status_code) == (path, 401)
         for wrong in ("Bearer x", "k", ""):
             assert (await client.get("/v1/models", headers={"Authorization": wrong})).status_code == 401
         assert (await client.get("/v1/models", headers={"Authorization": "Bearer k"})).status_code == 200
