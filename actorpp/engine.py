@@ -299,7 +299,7 @@ class Engine:
         if self._failure.done():
             cause = self._failure.result()
             kind = CoordinatorFailedError if isinstance(cause, CoordinatorFailedError) else StageFailedError
-            raise kind(f"the pipeline has failed: {cause}")
+            raise kind(f"the pipeline has failed: {cause}", stage=getattr(cause, "stage", None))
         check_fits(prompt_ids, params, self.checkpoint.vocab_size, self.context_length)
         room = min(self.context_length - len(prompt_ids), self.scheduler.most_output(len(prompt_ids)))
         seed = params.seed

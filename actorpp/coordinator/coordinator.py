@@ -69,9 +69,9 @@ class Resume(msgspec.Struct, frozen=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """The pipeline will not come back: every request fails, from now on."""
+    """The pipeline will not come back: every request fails with this error, those still to come too."""
 
-    error: Exception
+    error: RequestError
 
 
 class Close(msgspec.Struct, frozen=True):
@@ -125,7 +125,7 @@ class Coordinator(Actor):
             case Resume(epoch):
                 self.resume(epoch)
             case GiveUp(error):
-                self.end_all(StageFailedError(f"a stage failed: {error}"))
+                self.end_all(error)
             case Close():
                 self.end_all(AbortedError("the engine is closing"))
 

@@ -87,8 +87,8 @@ class CoordinatorLife:
         self._tell(Resume(epoch))
 
     def give_up(self, error: StageFailedError) -> None:
-        """The stages will not come back: every request fails."""
-        self._tell(GiveUp(error))
+        """The stages will not come back: every request fails, and is told which of them it was."""
+        self._tell(GiveUp(StageFailedError(f"a stage failed: {error}", stage=error.stage)))
         self._on_failed(error)
 
     # --- requests and outputs ----------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class CoordinatorLife:
             log.error("an actor of the driver crashed", name=actor.name, exc_info=end.error)
             error = CoordinatorFailedError(f"the {actor.name} crashed: {type(end.error).__name__}: {end.error}")
             error.__cause__ = end.error
-            self._tell(Suspend())
+            self._tell(GiveUp(error))  # where the Coordinator lives on: for requests on their way to it
             if self._actor is not None:
                 self.scheduler.abandon(error)
             self._on_failed(error)

@@ -16,7 +16,7 @@ from actorpp.coordinator.chunking.fixed import FixedChunks
 from actorpp.coordinator.coordinator import Abort, Coordinator, GiveUp, Resume, Submit, Suspend
 from actorpp.coordinator.request import EndReason, Request
 from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
-from actorpp.errors import RequestError
+from actorpp.errors import RequestError, StageFailedError
 from actorpp.runtime import ActorRef, ActorSystem
 from actorpp.stages.links import Links
 from actorpp.stages.messages import Admit, FromOutput, LogEntry, Logprobs, Output, SamplingParams, Step
@@ -323,7 +323,7 @@ class SimulatedPipeline:
 
     def failed(self, epoch: int, error: Exception) -> None:
         self.failures.append(error)
-        self.coordinator[Coordinator.control].tell_nowait(GiveUp(error))
+        self.coordinator[Coordinator.control].tell_nowait(GiveUp(StageFailedError(str(error))))
 
     def session(self, stage: int, links: Links) -> SimulatedSession:
         config = self.scheduler.config

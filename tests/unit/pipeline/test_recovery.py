@@ -6,13 +6,14 @@ import asyncio
 import random
 from collections import Counter
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorpp.coordinator.stage_process import HEARTBEAT_S
-from actorpp.errors import StageFailedError
+from actorpp.errors import CoordinatorFailedError, StageFailedError
 from actorpp.runtime import ActorSystem
 from actorpp.stages.messages import Step
 from actorpp.testing import FakeNetwork, run
@@ -207,11 +208,33 @@ def test_beyond_the_limit_every_request_fails_with_the_cause() -> None:
                 await answer.done.wait()
                 assert isinstance(answer.end, StageFailedError)
                 assert "stage 1: was ended by signal 9 (after 2 restarts within 300 s)" in str(answer.end)
+                assert answer.end.stage == 1
             assert pipeline.recovery.state == "failed"
             assert isinstance(pipeline.failure, StageFailedError)
             late = pipeline.submit(prompt(9, 5), 5)
             await late.done.wait()
             assert isinstance(late.end, StageFailedError)
+            await pipeline.close()
+
+    run(main)
+
+
+def test_a_crash_of_recovery_ends_every_request_also_those_that_are_on_their_way() -> None:
+    async def main() -> None:
+        async with ActorSystem() as system:
+            pipeline = RecoveringPipeline(system, FakeNetwork(max_delay=0.01), stages=2)
+            await pipeline.open()
+            watching = asyncio.create_task(pipeline.requests.watch(pipeline.actor))
+            running = pipeline.submit(prompt(1, 500), 50)
+            await asyncio.sleep(0.5)
+            with patch.object(pipeline.recovery, "recover", side_effect=ZeroDivisionError("planted")):
+                pipeline.ports.stages[0].die()
+                await watching
+            late = pipeline.submit(prompt(2, 5), 5)  # handed over before its client could hear of it
+            for answer in (running, late):
+                await answer.done.wait()
+                assert isinstance(answer.end, CoordinatorFailedError)
+                assert "the recovery crashed: ZeroDivisionError: planted" in str(answer.end)
             await pipeline.close()
 
     run(main)
