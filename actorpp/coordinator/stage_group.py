@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from actorpp.coordinator.stage_process import Begin, CollectTrace, EndEpoch, StagePort, StageProcess, WaitLoaded
-from actorpp.errors import ActorppError, StageFailedError
+from actorpp.errors import ActorppError, ActorStoppedError, StageFailedError
 from actorpp.runtime import ActorRef, ActorSystem, Request, guard_timeout
 from actorpp.stages.messages import Hello, Loaded, LogEntry, Output, StageToDriver, Topology, TraceSpans
 from actorpp.stages.spec import StageSpec
@@ -91,7 +91,7 @@ class StageGroup:
     async def start(self, stages: Iterable[int] | None = None) -> None:
         """Start these stages, by default all; one that runs, or has run, is ended first. Does not wait for weights."""
         for stage in range(len(self.specs)) if stages is None else stages:
-            if (process := self._processes.pop(stage, None)) is not None:
+            if (process := self._processes.get(stage)) is not None:
                 await self._system.kill(process)
                 self.restarts[stage] += 1
             self._load_progress[stage] = (0, 1)
@@ -172,7 +172,10 @@ class StageGroup:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(process[StageProcess.requests].ask(request)) for process in processes]
         except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            error = errors.exceptions[0]
+            if isinstance(error, ActorStoppedError):  # its next incarnation is not there yet
+                raise StageFailedError("a stage is being restarted") from None
+            raise error from None
         return [task.result() for task in tasks]
 
     def _hello(self, stage: int, hello: Hello) -> None:

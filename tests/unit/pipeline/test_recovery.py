@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -235,6 +236,28 @@ def test_a_crash_of_recovery_ends_every_request_also_those_that_are_on_their_way
                 await answer.done.wait()
                 assert isinstance(answer.end, CoordinatorFailedError)
                 assert "the recovery crashed: ZeroDivisionError: planted" in str(answer.end)
+            await pipeline.close()
+
+    run(main)
+
+
+def test_a_trace_asked_for_while_a_stage_is_restarted_says_so() -> None:
+    async def main() -> None:
+        async with ActorSystem() as system:
+            pipeline = RecoveringPipeline(system, FakeNetwork(max_delay=0.01), stages=2)
+            await pipeline.open()
+            launch = pipeline.ports.launch
+
+            async def asked(*args: Any) -> Any:
+                with pytest.raises(StageFailedError, match="restarted"):
+                    await pipeline.group.trace()
+                asking.set()
+                return await launch(*args)
+
+            asking = asyncio.Event()
+            with patch.object(pipeline.ports, "launch", asked):
+                pipeline.ports.stages[1].die()
+                await asking.wait()
             await pipeline.close()
 
     run(main)
