@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -91,6 +92,9 @@ class StageNode(Actor):
         try:
             await self.offload(check_model_type, self.host.spec)
             await self.offload(self.host.load, progress)
+            max_pages = self.host.max_pages(
+                kv_tokens=self.host.spec.kv_tokens, mem_fraction_static=self.host.spec.mem_fraction_static
+            )
         except ActorppError as error:  # the model's or the machine's fault, not this actor's
             self.wiring.to_driver(StageError(None, error.code, error.message))
             return
@@ -99,9 +103,7 @@ class StageNode(Actor):
                 weight_bytes=self.host.loaded_bytes,
                 page_bytes=self.host.kv_bytes_per_page,
                 token_bytes=self.host.hidden_size * self.host.dtype.itemsize,
-                max_pages=self.host.max_pages(
-                    kv_tokens=self.host.spec.kv_tokens, mem_fraction_static=self.host.spec.mem_fraction_static
-                ),
+                max_pages=max_pages,
             )
         )
 
@@ -131,13 +133,14 @@ class StageNode(Actor):
         try:
             await self.begin(topology)
         except ActorppError as error:  # the others', or the network's: the driver tries again
-            self.epoch_failed(error)
+            self.epoch_failed(topology.epoch, error)
 
     async def begin(self, topology: Topology) -> None:
         """A fresh session on empty request state; weights and arena stay."""
         if self.host.arena.num_pages != topology.num_pages:
             await self.offload(self.host.allocate, topology.num_pages)
-        links = await self.wiring.connect(topology, self.epoch_failed)
+        failed = partial(self.epoch_failed, topology.epoch)
+        links = await self.wiring.connect(topology, failed)
         session = await self.spawn(
             lambda: StageSession(
                 self.host,
@@ -150,7 +153,7 @@ class StageNode(Actor):
             name=f"session-{self.host.spec.stage}-{topology.epoch}",
         )
         self.session = session
-        self.switch.open(topology.epoch, session, self.epoch_failed)
+        self.switch.open(topology.epoch, session, failed)
         self.start(self.report_end_of(session, topology.epoch), name="watch session")
         self.wiring.to_driver(Ready(topology.epoch))
 
@@ -174,14 +177,14 @@ class StageNode(Actor):
     async def report_end_of(self, session: ActorRef, epoch: int) -> None:
         end = await session.join()
         if end.error is not None:
-            self.epoch_failed(end.error)
+            self.epoch_failed(epoch, end.error)
 
-    def epoch_failed(self, error: Exception) -> None:
+    def epoch_failed(self, epoch: int, error: Exception) -> None:
         """The driver decides what follows; this stage takes no more of the epoch's envelopes."""
-        if self.epoch is None:
+        if epoch != self.epoch:  # it was ended, and another one may have begun
             return
         self.switch.close()
         code = error.code if isinstance(error, ActorppError) else "internal"
         expected = isinstance(error, ActorppError)  # a neighbour's end, as a rule
-        log.warning("the epoch failed", epoch=self.epoch, error=str(error), exc_info=None if expected else error)
-        self.wiring.to_driver(StageError(self.epoch, code, f"{type(error).__name__}: {error}"))
+        log.warning("the epoch failed", epoch=epoch, error=str(error), exc_info=None if expected else error)
+        self.wiring.to_driver(StageError(epoch, code, f"{type(error).__name__}: {error}"))

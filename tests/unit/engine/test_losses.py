@@ -13,7 +13,7 @@ import pytest
 from actorpp.config import EngineConfig
 from actorpp.coordinator.scheduler import Scheduler
 from actorpp.engine import Engine
-from actorpp.errors import CoordinatorFailedError, StageFailedError
+from actorpp.errors import CoordinatorFailedError, StageFailedError, StageLoadError
 from actorpp.runtime import ActorSystem
 from actorpp.serving.api import Finished, GenerationParams, Tokens
 from actorpp.stages.host import StageHost
@@ -132,6 +132,14 @@ def test_a_stage_that_crashes_again_and_again_ends_the_engine(model: Path) -> No
         assert refused.value.stage in range(3)
 
     with_engine(model, body, max_restarts=2)
+
+
+def test_a_stage_without_room_for_one_page_ends_the_start_at_once(model: Path) -> None:
+    async def body(engine: Engine, system: ActorSystem) -> None:
+        raise AssertionError("it started")
+
+    with pytest.raises(StageLoadError, match="no room for one KV page of 2048 tokens"):
+        with_engine(model, body, page_size=2048)
 
 
 @pytest.mark.parametrize("where", ["submit", "on_output", "next_entry"])
