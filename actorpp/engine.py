@@ -12,6 +12,7 @@ import secrets
 from array import array
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
@@ -22,17 +23,17 @@ import structlog
 
 from actorpp.analysis.chrome import write_trace
 from actorpp.analysis.trace import Trace
+from actorpp.assembly import choose_context_length, make_scheduler, stage_ports, stage_specs
 from actorpp.config import EngineConfig
 from actorpp.coordinator.chunking.cost import CostModel
 from actorpp.coordinator.chunking.plan import ChunkPlan
 from actorpp.coordinator.lifecycle import CoordinatorLife
-from actorpp.coordinator.ports import ProcessPorts
 from actorpp.coordinator.recovery import Recovery, RecoveryLimits
 from actorpp.coordinator.request import Request, StopText
-from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
-from actorpp.coordinator.stage_group import Ports, StageGroup
+from actorpp.coordinator.scheduler import Scheduler
+from actorpp.coordinator.stage_group import StageGroup
 from actorpp.errors import ConfigError, CoordinatorFailedError, ProfilingError, StageFailedError
-from actorpp.planning import Planning, choose_partition
+from actorpp.planning import Planning
 from actorpp.profiling import measure_profile
 from actorpp.runtime import ActorSystem
 from actorpp.serving.activity import Activity
@@ -47,12 +48,8 @@ from actorpp.serving.api import (
 )
 from actorpp.serving.handle import Handle
 from actorpp.serving.request import check_fits
-from actorpp.stages.checkpoint import Checkpoint, resolve
+from actorpp.stages.checkpoint import resolve
 from actorpp.stages.messages import Output
-from actorpp.stages.partition import partition
-from actorpp.stages.spec import StageSpec
-from actorpp.stages.wiring import WiringSpec
-from actorpp.transport.process import run_dir
 
 log = structlog.get_logger(__name__)
 
@@ -106,7 +103,7 @@ class Engine:
         self.checkpoint = await resolve(
             config.model, device=config.device_type, load_format=config.load_format, progress=self._progress
         )
-        self.context_length = self._choose_context_length(self.checkpoint)
+        self.context_length = choose_context_length(config, self.checkpoint)
         self._located = True
 
     async def __aenter__(self) -> Engine:
@@ -132,7 +129,7 @@ class Engine:
         self._started_at = self._progress_at = loop.time()
         self._failure: asyncio.Future[Exception] = loop.create_future()
         await self.locate()
-        specs = self._specs(self.checkpoint)
+        specs = stage_specs(config, self.checkpoint, self.context_length)
         self.planning = Planning(config, self.checkpoint, self.context_length, [(spec.lo, spec.hi) for spec in specs])
         system = self._home
         if system is None:
@@ -140,7 +137,7 @@ class Engine:
         self._system = system
         stages = self._stages = StageGroup(
             specs,
-            self._ports(stack),
+            stage_ports(config, system, stack, self._undecodable, trace=self._trace),
             self._system,
             watchdog_s=config.watchdog_timeout,
             on_output=self._on_output,
@@ -151,7 +148,7 @@ class Engine:
         requests = self._requests = CoordinatorLife(
             self._system,
             stages,
-            self._make_scheduler,
+            partial(make_scheduler, config, self.planning),
             watchdog_s=config.watchdog_timeout,
             on_epoch_lost=lambda epoch, error: recovery.epoch_lost(epoch, error),
             on_failed=self._failed,
@@ -191,85 +188,6 @@ class Engine:
     def scheduler(self) -> Scheduler:
         """Of this engine, for figures and experiments."""
         return self._requests.scheduler
-
-    def _choose_context_length(self, checkpoint: Checkpoint) -> int:
-        longest = checkpoint.max_position_embeddings
-        wanted = self.config.context_length or longest
-        if wanted > longest:
-            raise ConfigError(
-                f"--context-length {wanted} is more than the model's {longest} positions", param="context_length"
-            )
-        return wanted
-
-    def _specs(self, checkpoint: Checkpoint) -> list[StageSpec]:
-        config = self.config
-        ranges = partition(
-            checkpoint.num_layers, config.stages, choose_partition(config, checkpoint, self.context_length)
-        )
-        return [
-            StageSpec(
-                stage=stage,
-                num_stages=config.stages,
-                lo=lo,
-                hi=hi,
-                model_path=str(checkpoint.path),
-                dtype=config.dtype,
-                device=config.stage_device(stage),
-                threads=config.threads(),
-                page_size=config.page_size,
-                context_length=self.context_length,
-                max_running_requests=config.max_running_requests,
-                load_format=config.load_format,
-                async_depth=config.async_depth,
-                seed=config.seed or 0,
-                attention_backend=config.attention_backend,
-                kv_tokens=config.kv_tokens,
-                mem_fraction_static=config.memory_fraction(config.device_type),
-                colocated=config.stages,
-            )
-            for stage, (lo, hi) in enumerate(ranges)
-        ]
-
-    def _ports(self, stack: AsyncExitStack) -> Ports:
-        config = self.config
-        if config.transport == "inproc":
-            from actorpp.coordinator.inproc import InprocPorts  # imports torch
-
-            return InprocPorts(self._system, trace=self._trace)
-        wiring = WiringSpec(
-            driver="",
-            run_dir="",
-            tensor_transport="nccl" if config.uses_nccl else "gloo",
-            deadline_s=config.dist_timeout,
-            trace=self._trace,
-            log_level=config.log_level,
-        )
-        return ProcessPorts(
-            stack.enter_context(run_dir()),
-            wiring,
-            self._undecodable,
-            threads=config.threads(),
-            warm_spares=config.warm_spares,
-        )
-
-    def _make_scheduler(self, num_pages: int) -> Scheduler:
-        config, limits = self.config, self.planning.limits
-        return Scheduler(
-            SchedulerConfig(
-                num_stages=config.stages,
-                async_depth=config.async_depth,
-                lookahead=config.lookahead,
-                num_pages=num_pages,
-                page_size=config.page_size,
-                max_num_batched_tokens=limits.max_num_batched_tokens,
-                max_prefill_tokens=limits.max_prefill_tokens,
-                max_running_requests=limits.max_running_requests,
-                max_queued_requests=limits.max_queued_requests,
-            ),
-            self.planning.policy("fixed" if self.planning.needs_profile else None),
-            epoch=0,
-            costs=self.planning.costs,
-        )
 
     def plan(self, prompt_tokens: int) -> ChunkPlan:
         """What the chunk policy would do with a prompt of so many tokens that finds the pipeline empty.
