@@ -15,29 +15,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import structlog
 import torch
 
 from actorpp.errors import CheckpointError, ConfigError, ProtocolError
 from actorpp.stages.backend_choice import choose_backend
+from actorpp.stages.exhaustion import Part, Rows, compute_in_memory
 from actorpp.stages.kv import KVArena, PageTable
 from actorpp.stages.loader import LoadedModel, load_stage_model
 from actorpp.stages.logprobs import TokenLogprobs, output_logprobs, prompt_logprobs, prompt_rows
 from actorpp.stages.memory import kv_bytes_available
 from actorpp.stages.messages import Admit, FromOutput, Logprobs, Output, Segment, Step
-from actorpp.stages.packed import PackedCache, ProbeCache, pack
+from actorpp.stages.packed import PackedCache, ProbeCache
 from actorpp.stages.request import Request
 from actorpp.stages.sampler import SampleRow, needs_history, processors, sample
 from actorpp.stages.spec import StageSpec
 from actorpp.stages.streams import Streams
 
-log = structlog.get_logger(__name__)
-
 Progress = Callable[[str, int, int], None]
-Part = tuple[PageTable, int, int]
-"""Page table, first position and length of a segment."""
-Rows = list[int] | None
-"""Where in the packed row logits are wanted; None on stages that give hidden states."""
 
 
 @dataclass
@@ -262,7 +256,7 @@ class StageHost:
                 self._streams.hold(hidden)
                 hidden = hidden.to(self.device, self.dtype, non_blocking=True)
             rows = [*step.sampling_rows, *prompt_rows(step, self._requests)] if self.is_last else None
-            out = self._compute(step, parts, ids, hidden, rows)
+            out = compute_in_memory(self, self._requests, step, parts, ids, hidden, rows)
             sampled = self._sample(sampling, out[: len(sampling)]) if sampling else None
             wanted = (
                 output_logprobs(sampling, self._requests, out, sampled[0]) if sampled is not None else None,
@@ -328,66 +322,6 @@ class StageHost:
                 case literal:
                     ids.append(torch.tensor([literal]))
         return torch.cat(ids)[None]
-
-    def _compute(
-        self,
-        step: Step,
-        parts: list[Part],
-        ids: torch.Tensor | None,
-        hidden: torch.Tensor | None,
-        rows: Rows,
-    ) -> torch.Tensor:
-        """``forward`` over the step. A request whose part does not fit in memory is lost, and alone.
-
-        On this stage its rows are NaN from then on, so that the last stage, wherever it is, finds it broken.
-        """
-        out = self._forward_if_it_fits(parts, ids, hidden, rows)
-        if out is None:
-            out = self._forward_apart(step, parts, ids, hidden, rows)
-        elif rows is None:
-            for segment, own in zip(step.segments, step.token_ranges, strict=True):
-                if self._requests[segment.rid].lost:
-                    out[own.start : own.stop] = torch.nan
-        return out
-
-    def _forward_apart(
-        self,
-        step: Step,
-        parts: list[Part],
-        ids: torch.Tensor | None,
-        hidden: torch.Tensor | None,
-        rows: Rows,
-    ) -> torch.Tensor:
-        """The segments one after the other; NaN where one does not fit even by itself."""
-        shape = (step.num_tokens, self.hidden_size) if rows is None else (len(rows), int(self.model.config.vocab_size))
-        out = torch.full(shape, torch.nan, dtype=self.dtype, device=self.device)
-        for segment, part, own in zip(step.segments, parts, step.token_ranges, strict=True):
-            request, tokens = self._requests[segment.rid], slice(own.start, own.stop)
-            at = [*own] if rows is None else [index for index, row in enumerate(rows) if row in own]
-            found = self._forward_if_it_fits(
-                [part],
-                None if ids is None else ids[:, tokens],
-                None if hidden is None else hidden[tokens],
-                None if rows is None else [rows[index] - own.start for index in at],
-            )
-            if found is None:
-                request.failure = f"stage {self.spec.stage} has no memory for {segment.length} tokens at once"
-                log.warning("a request is lost: the device's memory is exhausted", rid=segment.rid, step=step.seq)
-            request.lost = request.lost or found is None
-            if at and found is not None and not request.lost:
-                out[at] = found
-        return out
-
-    def _forward_if_it_fits(
-        self, parts: list[Part], ids: torch.Tensor | None, hidden: torch.Tensor | None, rows: Rows
-    ) -> torch.Tensor | None:
-        """None where memory did not suffice; what the attempt held is free again then."""
-        with suppress(torch.OutOfMemoryError):
-            cache, positions = pack(parts, self.arena)
-            return self.forward(ids, hidden, positions, cache, rows)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return None
 
     def forward(
         self,
