@@ -231,7 +231,7 @@ class Gateway:
         def tokenise() -> tuple[str, list[int]]:
             if messages is None:
                 return text, codec.encode(text, add_special_tokens=special is not False)
-            chat = codec.render_chat(messages, tools=request.tools, **request.chat_template_kwargs)
+            chat = codec.render_chat(messages, tools=request.tools, variables=request.chat_template_kwargs)
             return chat, codec.encode(chat, add_special_tokens=special is True)  # the template writes them itself
 
         size = len(text) if messages is None else sum(_size(message) for message in messages)

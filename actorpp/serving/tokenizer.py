@@ -6,6 +6,7 @@ Everything here is synchronous and may take seconds for a long text; the gateway
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,15 @@ class TextCodec:
         self.tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of ``text``; with ``add_special_tokens``, also those that the tokenizer itself puts around a text."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        """The ids of ``text``; with ``add_special_tokens``, also those that the tokenizer itself puts around a text.
+
+        Raises:
+            InvalidRequestError: It has halves of surrogate pairs, as bytes of a command line that are no UTF-8 become.
+        """
+        try:
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:
+            raise InvalidRequestError("prompt: the text is no valid Unicode", param="prompt") from None
         return ids
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
@@ -71,14 +79,18 @@ class TextCodec:
         return text
 
     def render_chat(
-        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, **variables: Any
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt of a chat that the model is to continue as the assistant; its special tokens are written out.
 
         Args:
             messages: Each with a ``role``. Content in parts of text becomes one text, a part a line.
             tools: What the template tells the model of functions it may call.
-            variables: What else the template may ask for, like ``enable_thinking``.
+            variables: What else the template may ask for, like ``enable_thinking``. None of them replaces the above.
 
         Raises:
             InvalidRequestError: The model has no template, or the template refuses these messages.
@@ -90,8 +102,8 @@ class TextCodec:
             if self._compiled is None:
                 self._compiled = _environment().from_string(self.chat_template)
             known = {"messages": plain, "add_generation_prompt": True, "tools": tools or None, **self.special_tokens}
-            return self._compiled.render(variables | known)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
+            return self._compiled.render({**(variables or {}), **known})
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             raise InvalidRequestError(f"the chat template refuses the messages: {error}", param="messages") from None
 
 

@@ -103,6 +103,19 @@ def test_a_template_that_refuses_is_a_bad_request(tmp_path: Path, template: str,
         codec.render_chat(MESSAGES)
 
 
+def test_what_a_client_tells_the_template_replaces_nothing_else(tmp_path: Path) -> None:
+    codec = TextCodec(make_tokenizer(tmp_path, chat_template="{{ messages | length }}{{ tools }}{{ own }}"))
+    variables = {"messages": [], "tools": [], "bos_token": 1, "own": "!"}
+    assert codec.render_chat(MESSAGES, variables=variables).startswith(f"{len(MESSAGES)}None")
+    assert codec.render_chat(MESSAGES, variables=variables).endswith("!")
+
+
+def test_a_text_that_is_no_unicode_is_a_bad_request(tmp_path: Path) -> None:
+    codec = TextCodec(make_tokenizer(tmp_path))
+    with pytest.raises(InvalidRequestError, match="no valid Unicode"):
+        codec.encode("a \udcff")
+
+
 def test_without_a_template_chat_is_refused(tmp_path: Path) -> None:
     codec = TextCodec(make_tokenizer(tmp_path, chat_template=None))
     with pytest.raises(InvalidRequestError, match="no chat template"):

@@ -119,7 +119,7 @@ def test_chats_have_parts_names_and_tools(tmp_path: Path) -> None:
         fields = {
             "messages": [{"role": "user", "name": "Ann", "content": parts}],
             "tools": [{"type": "function"}],
-            "chat_template_kwargs": {"think": True},
+            "chat_template_kwargs": {"think": True, "tools": [], "messages": []},
             "max_tokens": 4,
         }
         assert (await client.post("/v1/chat/completions", json=fields)).status_code == 200
