@@ -152,8 +152,8 @@ class StageProcess(Actor):
             await guard_sleep(HEARTBEAT_S)
             patience = self.watchdog_s if self.loaded is not None else max(self.watchdog_s, LOADING_PATIENCE_S)
             if not self.greeted:  # it imports, and has no loop yet: the start has a timeout of its own
-                self.alive_at = loop.time()
-            if loop.time() - self.alive_at > patience:
+                self.alive_at = loop.time()  # no ping either: its socket may be there before the actor that answers
+            elif loop.time() - self.alive_at > patience:
                 silent = f"stage {self.stage}: its loop gave no sign of life for {patience:g} s"
                 self.fail(StageFailedError(silent, stage=self.stage))
             else:
