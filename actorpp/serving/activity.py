@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import count
 from typing import Protocol
 
 import msgspec
@@ -23,6 +24,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     """One finished step.
 
     Attributes:
+        number: Counts all finished steps from 0 on. A step's own ``seq`` begins again when a lost stage is back.
         spans: For each stage, when it began and ended to compute, on the host's monotonic clock, in seconds.
         prefill, decode: Tokens of the step.
         requests: Requests of which it computed prompt tokens.
@@ -30,7 +32,7 @@ class StepRecord(msgspec.Struct, frozen=True):
             for other steps, and before anything was measured.
     """
 
-    seq: int
+    number: int
     spans: tuple[tuple[float, float], ...]
     prefill: int
     decode: int
@@ -78,6 +80,7 @@ class Activity:
         self.busy_s = [0.0] * num_stages
         self.bubble_s = [0.0] * num_stages
         self.tokens = 0
+        self._numbers = count()
 
     def step_done(self, step: Step, timings: Sequence[StageTiming], model: CostModel | None = None) -> None:
         """A step's Output is in. Steps come in their order. ``model`` is what was known of costs before it."""
@@ -86,7 +89,7 @@ class Activity:
             return
         prefill = [segment for segment in step.segments if segment.token is None]
         record = StepRecord(
-            step.seq,
+            next(self._numbers),
             spans,
             sum(segment.length for segment in prefill),
             step.num_tokens - sum(segment.length for segment in prefill),

@@ -44,8 +44,8 @@ class Live:
             ],
         }
 
-    def snapshot(self, after_seq: int, after_s: float) -> dict[str, Any]:
-        """This moment, with steps behind ``after_seq`` and rates and first tokens behind the time ``after_s``.
+    def snapshot(self, after_step: int, after_s: float) -> dict[str, Any]:
+        """This moment, with steps behind number ``after_step`` and rates and first tokens behind the time ``after_s``.
 
         Times are in seconds on the host's monotonic clock.
         """
@@ -55,7 +55,9 @@ class Live:
         return {
             "now": now,
             "steps": [
-                [step.seq, step.prefill, step.decode, step.spans] for step in activity.steps if step.seq > after_seq
+                [step.number, step.prefill, step.decode, step.spans]
+                for step in activity.steps
+                if step.number > after_step
             ],
             "running": stats.requests_running,
             "waiting": stats.requests_waiting,

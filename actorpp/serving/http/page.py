@@ -46,11 +46,11 @@ def add_page(app: FastAPI, live: Live, runs: Runs) -> None:
 async def _snapshots(live: Live, runs: Runs) -> AsyncGenerator[bytes]:
     """First what does not change, then what does, a few times a second, until the server stops."""
     yield _event("about", live.about())
-    seq, since = -1, 0.0
+    step, since = -1, 0.0
     while not runs.stopped.is_set():
-        snapshot = live.snapshot(seq, since)
+        snapshot = live.snapshot(step, since)
         if snapshot["steps"]:
-            seq = snapshot["steps"][-1][0]
+            step = snapshot["steps"][-1][0]
         since = snapshot["now"] - 1.5  # the last second's rate is not whole yet: it is sent again
         yield _event("snapshot", snapshot)
         try:

@@ -19,8 +19,8 @@ def test_idle_time_is_a_bubble_only_while_a_step_is_under_way() -> None:
     assert bubbles(before, ((10.0, 11.0), (11.5, 12.0))) == pytest.approx([2.0, 1.5])
 
 
-def step(seq: int, *segments: Segment) -> Step:
-    return Step(epoch=1, seq=seq, slot=0, segments=segments)
+def step(seq: int, *segments: Segment, epoch: int = 1) -> Step:
+    return Step(epoch=epoch, seq=seq, slot=0, segments=segments)
 
 
 def test_totals_and_the_newest_steps() -> None:
@@ -33,10 +33,17 @@ def test_totals_and_the_newest_steps() -> None:
         )
     assert activity.busy_s == pytest.approx([3.0, 6.0])
     assert activity.tokens == 18
-    assert [record.seq for record in activity.steps] == [2]
+    assert [record.number for record in activity.steps] == [2]
     assert (activity.steps[0].prefill, activity.steps[0].decode, activity.steps[0].requests) == (5, 1, (7,))
     activity.step_done(step(3, Segment(7, 0, 5)), ())  # a step without timings tells nothing
-    assert [record.seq for record in activity.steps] == [2]
+    assert [record.number for record in activity.steps] == [2]
+
+
+def test_numbers_go_on_when_an_epoch_was_lost() -> None:
+    activity = Activity(1)
+    for at, (epoch, seq) in enumerate([(1, 0), (1, 1), (2, 0), (2, 1)]):
+        activity.step_done(step(seq, Segment(7, 0, 5), epoch=epoch), [StageTiming(at, at + 1)])
+    assert [record.number for record in activity.steps] == [0, 1, 2, 3]
 
 
 def test_only_a_lone_prompt_chunk_is_compared_with_its_prediction() -> None:

@@ -40,7 +40,7 @@ function hatch(context, colour) {
   return context.createPattern(tile, "repeat");
 }
 
-// `steps`: [seq, prefill, decode, spans] in order; `now` is the right edge, in seconds of the server's clock.
+// `steps`: [number, prefill, decode, spans] in order; `now` is the right edge, in seconds of the server's clock.
 export function drawGantt(canvas, steps, stages, now) {
   const row = stages > 4 ? 22 : 30, gap = 6, left = 30, axis = 20;
   const [context, width, height] = surface(canvas, stages * (row + gap) + axis);
