@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -231,8 +232,9 @@ def _handle_errors(app: FastAPI) -> None:
     async def ours(request: Request, error: ActorppError) -> Response:
         return error_response(error)
 
+    @app.exception_handler(ClientDisconnect)  # within its body
     @app.exception_handler(ClientGoneError)
-    async def gone(request: Request, error: ClientGoneError) -> Response:
+    async def gone(request: Request, error: ClientDisconnect | ClientGoneError) -> Response:
         return Response(status_code=499)  # nobody reads it
 
     @app.exception_handler(HTTPException)

@@ -182,6 +182,22 @@ def test_refusals_have_a_status_a_code_and_a_field(tokenizer_file: Path) -> None
     served(tokenizer_file, body)
 
 
+def test_a_client_that_leaves_within_its_body_is_no_fault(
+    tokenizer_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+        writer.write(head)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 100")  # the server waits for the body
+        writer.close()
+        await writer.wait_closed()
+        assert (await client.get("/health")).status_code == 200
+
+    served(tokenizer_file, body)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_headers_without_end_are_cut_off(tokenizer_file: Path) -> None:
     async def body(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
