@@ -10,7 +10,8 @@ from contextlib import AsyncExitStack
 
 from actorpp.config import EngineConfig
 from actorpp.coordinator.ports import ProcessPorts
-from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
+from actorpp.coordinator.scheduler import Scheduler
+from actorpp.coordinator.scheduler_config import SchedulerConfig
 from actorpp.coordinator.stage_group import Ports
 from actorpp.errors import ConfigError
 from actorpp.planning import Planning, choose_partition

@@ -20,57 +20,19 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from actorpp.coordinator.chunking.fit import CostLearner, StageSample
 from actorpp.coordinator.chunking.policy import ChunkPolicy, ChunkRequest
 from actorpp.coordinator.pages import PagePool
 from actorpp.coordinator.request import ChunkTimes, EndReason, Phase, Request
-from actorpp.errors import ConfigError, InvalidRequestError, OverloadedError, ProtocolError, RequestError
+from actorpp.coordinator.scheduler_config import SchedulerConfig
+from actorpp.coordinator.slots import DecodeSlots
+from actorpp.errors import InvalidRequestError, OverloadedError, ProtocolError, RequestError
 from actorpp.stages.messages import Admit, FromOutput, LogEntry, Logprobs, Output, Segment, Step
 
 # Prompt tokens of one step, of all requests, whose log-probabilities are wanted: the last stage holds a row of logits
 # for each, and its Output carries up to 21 ids and values for each.
 MAX_PROMPT_LOGPROBS = 512
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """Limits of the scheduler.
-
-    Attributes:
-        num_slots: Decode micro-batches: stages + async_depth.
-        window: Steps in flight: num_slots + lookahead.
-        num_pages, page_size: KV capacity, the same ids on every stage.
-        max_num_batched_tokens: Tokens of one step.
-        max_prefill_tokens: Prompt tokens of one request in one step.
-    """
-
-    num_stages: int
-    async_depth: int
-    lookahead: int
-    num_pages: int
-    page_size: int
-    max_num_batched_tokens: int
-    max_prefill_tokens: int
-    max_running_requests: int
-    max_queued_requests: int
-
-    def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < self.max_running_requests:
-            raise ConfigError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least max_running_requests, "
-                f"which is {self.max_running_requests}",
-                param="max_num_batched_tokens",
-            )
-
-    @property
-    def num_slots(self) -> int:
-        return self.num_stages + self.async_depth
-
-    @property
-    def window(self) -> int:
-        return self.num_slots + self.lookahead
 
 
 class Scheduler:
@@ -100,7 +62,7 @@ class Scheduler:
         self.stage_busy = [0.0] * config.num_stages  # compute seconds so far
         self.next_seq = 0
         self._retire: list[int] = []
-        self._slot_turns = deque(range(config.num_slots))  # least recently served first
+        self._slots = DecodeSlots(config.num_slots, self.running)
         self._short_first = False
 
     # --- requests in -----------------------------------------------------------------------------------------------
@@ -230,9 +192,7 @@ class Scheduler:
         for request in self.running.values():
             if request.slot is not None and self._ready(request):
                 ready.setdefault(request.slot, []).append(request)
-        slot = next((s for s in self._slot_turns if s in ready), self._slot_turns[0])
-        self._slot_turns.remove(slot)
-        self._slot_turns.append(slot)
+        slot = self._slots.take_turn(ready)
         segments: list[Segment] = []
         for index, request in enumerate(ready.get(slot, ())):
             token = request.source or request.output_ids[-1]
@@ -288,7 +248,7 @@ class Scheduler:
             logprobs -= chunk if request.sampling.prompt_logprobs is not None else 0
             if final:
                 request.phase = Phase.DECODE
-                request.slot = self._emptiest_slot()
+                request.slot = self._slots.emptiest()
                 self._sampled(request, index)
                 index += 1
             else:
@@ -399,7 +359,7 @@ class Scheduler:
             request.deadline.cancel()
         if request.slot is not None:
             request.slot = None
-            self._balance_slots()
+            self._slots.balance()
         if not request.in_flight:
             self._release(request)
         if isinstance(how, RequestError):
@@ -431,24 +391,6 @@ class Scheduler:
         request.source = FromOutput(self.next_seq, index)
         request.sampled += 1
         request.in_flight += 1
-
-    def _slot_loads(self) -> list[int]:
-        loads = [0] * self.config.num_slots
-        for request in self.running.values():
-            if request.slot is not None:
-                loads[request.slot] += 1
-        return loads
-
-    def _emptiest_slot(self) -> int:
-        loads = self._slot_loads()
-        return loads.index(min(loads))
-
-    def _balance_slots(self) -> None:
-        """Keep the slots' decode requests within one of each other."""
-        loads = self._slot_loads()
-        fullest, emptiest = loads.index(max(loads)), loads.index(min(loads))
-        if loads[fullest] - loads[emptiest] > 1:
-            next(r for r in self.running.values() if r.slot == fullest).slot = emptiest
 
 
 def _logprobs(request: Request, segment: Segment, output: Output) -> tuple[Logprobs | None, Logprobs | None]:

@@ -15,7 +15,8 @@ from zlib import crc32
 from actorpp.coordinator.chunking.fixed import FixedChunks
 from actorpp.coordinator.coordinator import Abort, Coordinator, GiveUp, Resume, Submit, Suspend
 from actorpp.coordinator.request import EndReason, Request
-from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
+from actorpp.coordinator.scheduler import Scheduler
+from actorpp.coordinator.scheduler_config import SchedulerConfig
 from actorpp.errors import RequestError, StageFailedError
 from actorpp.runtime import ActorRef, ActorSystem
 from actorpp.stages.links import Links

@@ -15,7 +15,8 @@ from actorpp.coordinator.chunking.fixed import FixedChunks
 from actorpp.coordinator.lifecycle import CoordinatorLife
 from actorpp.coordinator.recovery import Recovery, RecoveryLimits
 from actorpp.coordinator.request import Request
-from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
+from actorpp.coordinator.scheduler import Scheduler
+from actorpp.coordinator.scheduler_config import SchedulerConfig
 from actorpp.coordinator.stage_group import StageGroup
 from actorpp.errors import TransportError
 from actorpp.runtime import ActorRef, ActorSystem

@@ -10,7 +10,8 @@ import msgspec
 
 from actorpp.coordinator.chunking.fixed import FixedChunks
 from actorpp.coordinator.request import EndReason, Request
-from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
+from actorpp.coordinator.scheduler import Scheduler
+from actorpp.coordinator.scheduler_config import SchedulerConfig
 from actorpp.errors import RequestError
 from actorpp.stages.messages import Admit, Logprobs, Output, SamplingParams, StageTiming, Step
 

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from actorpp.coordinator.chunking.fixed import FixedChunks
 from actorpp.coordinator.request import Request
-from actorpp.coordinator.scheduler import Scheduler, SchedulerConfig
+from actorpp.coordinator.scheduler import Scheduler
+from actorpp.coordinator.scheduler_config import SchedulerConfig
 from actorpp.stages.messages import Admit, Output, SamplingParams, Step
 from tests.exactness.chain import Chain
 from tests.unit.coordinator.support import Recorder
