@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from actorpp.analysis.steps import TracedStep
 from actorpp.analysis.trace import Trace
-from actorpp.coordinator.chunking.fit import StageSample, fit_profile
+from actorpp.coordinator.chunking.fit import StageSample, fit_profile, r_squared
 from actorpp.coordinator.chunking.flowshop import in_window, makespan
 
 MIN_FITTED = 8  # chunks: fewer say little about five coefficients
@@ -88,10 +88,7 @@ def _fitted(steps: Sequence[TracedStep]) -> list[PredictedChunk]:
 
 def _r2(chunks: Sequence[PredictedChunk], stage: int) -> float:
     measured = [chunk.measured_s[stage] for chunk in chunks]
-    mean = sum(measured) / len(measured)
-    spread = sum((value - mean) ** 2 for value in measured)
-    off = sum((chunk.measured_s[stage] - chunk.predicted_s[stage]) ** 2 for chunk in chunks)
-    return 1 - off / spread if spread else 0.0
+    return r_squared(measured, [chunk.measured_s[stage] - chunk.predicted_s[stage] for chunk in chunks])
 
 
 def _makespan(

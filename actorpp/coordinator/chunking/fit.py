@@ -63,11 +63,15 @@ def fit_profile(samples: Sequence[StageSample]) -> tuple[StageFit, ...]:
             seconds - cost.time(sample.history, sample.tokens, sample.samples)
             for sample, seconds in zip(samples, measured, strict=True)
         )
-        mean = sum(measured) / len(measured)
-        spread = sum((seconds - mean) ** 2 for seconds in measured)
-        r2 = 1 - sum(r * r for r in residuals) / spread if spread else 0.0
-        fits.append(StageFit(cost, residuals, r2))
+        fits.append(StageFit(cost, residuals, r_squared(measured, residuals)))
     return tuple(fits)
+
+
+def r_squared(measured: Sequence[float], residuals: Sequence[float]) -> float:
+    """Coefficient of determination: 1 is perfect; 0 too where all that was measured is equal."""
+    mean = sum(measured) / len(measured)
+    spread = sum((value - mean) ** 2 for value in measured)
+    return 1 - sum(residual * residual for residual in residuals) / spread if spread else 0.0
 
 
 class CostLearner:
