@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 
@@ -23,7 +24,7 @@ from actorpp.coordinator.coordinator import (
 )
 from actorpp.coordinator.request import Request
 from actorpp.coordinator.scheduler import Scheduler
-from actorpp.errors import AbortedError, CoordinatorFailedError, StageFailedError
+from actorpp.errors import AbortedError, ActorStoppedError, CoordinatorFailedError, StageFailedError
 from actorpp.runtime import ActorRef, ActorSystem, DeadLetter
 from actorpp.stages.messages import Output
 
@@ -97,7 +98,8 @@ class CoordinatorLife:
         """Hand a request over. It gets its answer whatever happens. Raises as ``Scheduler.check``."""
         self.scheduler.check(request)
         if self._actor is not None:
-            self._actor[Coordinator.requests].tell_nowait(Submit(request))
+            with suppress(ActorStoppedError):  # it has just crashed: the dead letter is answered
+                self._actor[Coordinator.requests].tell_nowait(Submit(request))
 
     def abort(self, request: Request) -> None:
         """Ask for a request's end, in whatever phase."""

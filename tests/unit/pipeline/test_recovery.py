@@ -241,6 +241,19 @@ def test_a_crash_of_recovery_ends_every_request_also_those_that_are_on_their_way
     run(main)
 
 
+def test_a_request_that_meets_the_coordinators_end_gets_its_answer() -> None:
+    async def main() -> None:
+        async with ActorSystem() as system:
+            pipeline = RecoveringPipeline(system, FakeNetwork(max_delay=0.01), stages=2)
+            await pipeline.open()
+            await system.kill(system.get("coordinator"))
+            answer = pipeline.submit(prompt(1, 5), 5)
+            assert isinstance(answer.end, CoordinatorFailedError)
+            await pipeline.close()
+
+    run(main)
+
+
 def test_a_trace_asked_for_while_a_stage_is_restarted_says_so() -> None:
     async def main() -> None:
         async with ActorSystem() as system:
