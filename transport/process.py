@@ -106,7 +106,11 @@ class ChildProcess:
     @property
     def ended(self) -> bool:
         """Whether it has ended, asked of the kernel: true also before the loop has heard of it."""
-        return self._exit.done() or bool(select.select([self._pidfd], [], [], 0)[0])
+        if self._exit.done():
+            return True
+        poller = select.poll()  # select() refuses descriptors from 1024 on
+        poller.register(self._pidfd, select.POLLIN)
+        return bool(poller.poll(0))
 
     async def wait(self) -> int:
         """Waits for the end and returns the exit code. Cancelling a wait leaves the child and other waits alone."""

@@ -1,8 +1,11 @@
-"""The run directory: private, short, and cleaned of what dead drivers left."""
+"""The run directory: private, short, and cleaned of what dead drivers left; children of a driver with many files."""
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -12,7 +15,7 @@ import pytest
 import zmq
 
 from actorpp.errors import ConfigError
-from actorpp.transport.process import LIVENESS_FD, leave_with_parent, remove_stale_run_dirs, run_dir
+from actorpp.transport.process import LIVENESS_FD, ChildProcess, leave_with_parent, remove_stale_run_dirs, run_dir
 
 DIES = """
 import os, pathlib, sys
@@ -57,6 +60,32 @@ def test_only_what_nobody_holds_is_stale(tmp_path: Path) -> None:
             assert first.exists()
             assert second.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["actorpp-file", "actorpp-link", "other"]
+
+
+def test_a_childs_end_is_seen_beyond_a_thousand_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    pidfd_open = os.pidfd_open
+
+    def high(pid: int) -> int:
+        low = pidfd_open(pid)
+        try:
+            return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 1100)
+        finally:
+            os.close(low)
+
+    async def main() -> None:
+        child = ChildProcess(["sleep", "60"])
+        assert not child.ended
+        child.kill()
+        await child.wait()
+        assert child.ended
+
+    monkeypatch.setattr(os, "pidfd_open", high)
+    try:
+        asyncio.run(main())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("value", [None, "x", "9999"])
