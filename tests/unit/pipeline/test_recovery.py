@@ -71,7 +71,7 @@ async def play(
         async def strike_all() -> None:
             for fault in faults:
                 await asyncio.sleep(fault.after)
-                if pipeline.ports.stages:
+                if fault.stage % stages in pipeline.ports.stages:  # not before its first start
                     met[f"{fault.kind} in {strike(pipeline, fault)}"] += 1
 
         striking = asyncio.create_task(strike_all())
