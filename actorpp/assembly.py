@@ -92,6 +92,7 @@ def stage_ports(
     wiring = WiringSpec(
         driver="",
         run_dir="",
+        control_host=config.control_host,
         tensor_transport="nccl" if config.uses_nccl else "gloo",
         deadline_s=config.dist_timeout,
         trace=trace,

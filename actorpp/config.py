@@ -119,6 +119,11 @@ class EngineConfig(BaseSettings):
     tensor_transport: Literal["auto", "nccl", "gloo", "inproc"] = Field(
         "auto", description="How hidden states move. auto: NCCL on CUDA, gloo on CPU."
     )
+    control_host: str | None = Field(
+        None,
+        min_length=1,
+        description="Address of the sockets between driver and stages, which then speak CURVE. [default: ipc sockets]",
+    )
 
     chunk_policy: str | None = Field(
         None,
@@ -276,6 +281,8 @@ class EngineConfig(BaseSettings):
             )
         if self.transport == "inproc" and self.warm_spares:
             raise ValueError("--warm-spares needs --transport process")
+        if self.transport == "inproc" and self.control_host is not None:
+            raise ValueError("--control-host needs --transport process")
         if self.device == "cpu" and self.tensor_transport == "nccl":
             raise ValueError("--tensor-transport nccl needs --device cuda")
         return self

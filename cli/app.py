@@ -95,6 +95,7 @@ def run(
     lookahead: o.Lookahead = None,
     transport: o.TransportKind = None,
     tensor_transport: o.TensorTransport = None,
+    control_host: o.ControlHost = None,
     chunk_policy: o.ChunkPolicy = None,
     chunked_prefill_size: o.ChunkedPrefillSize = None,
     enable_dynamic_chunking: o.EnableDynamicChunking = False,

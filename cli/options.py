@@ -122,6 +122,8 @@ TransportKind = Annotated[str | None, _engine("transport", PIPELINE, "process|in
 TensorTransport = Annotated[str | None, _engine("tensor_transport", PIPELINE, "auto|nccl|gloo|inproc")]
 
 ChunkPolicy = Annotated[str | None, _engine("chunk_policy", SCHEDULING, "POLICY")]
+ControlHost = Annotated[str | None, _engine("control_host", PIPELINE, "ADDRESS")]
+
 ChunkedPrefillSize = Annotated[int | None, _engine("chunked_prefill_size", SCHEDULING, "N")]
 EnableDynamicChunking = Annotated[bool, _engine("enable_dynamic_chunking", SCHEDULING)]
 SmoothFactor = Annotated[float | None, _engine("dynamic_chunking_smooth_factor", SCHEDULING, "X")]

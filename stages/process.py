@@ -81,11 +81,12 @@ class ProcessWiring:
         self._tensors: TensorLink | None = None
         self._neighbours: list[Dealer] = []
         self.inlet = Router(
-            f"ipc://{wiring.run_dir}/inlet-{spec.stage}-{wiring.incarnation}",
+            wiring.endpoint(f"inlet-{spec.stage}-{wiring.incarnation}"),
             lambda peer, frames: on_peer(self._peers.decode(frames).message),
             lambda peer, frames, reason: log.error("dead letter", to=peer, reason=reason),
             on_error=on_error,
             limits=self._peers.limits,
+            curve=wiring.curve_server,
         )
         self.driver = Dealer(
             wiring.driver,
@@ -94,6 +95,7 @@ class ProcessWiring:
             lambda frames, reason: log.error("dead letter", to="driver", reason=reason),
             on_error=on_error,
             limits=self._from_driver.limits,
+            curve=wiring.curve_client,
             outbox=1024,
         )
 
@@ -140,6 +142,7 @@ class ProcessWiring:
             lambda frames: log.error("an inlet sent something back"),
             lambda frames, reason: log.error("dead letter", to=f"stage {stage}", reason=reason),
             limits=self._peers.limits,
+            curve=self.wiring.curve_client,
         )
         self._neighbours.append(dealer)
         return dealer
@@ -174,6 +177,7 @@ async def wait_for_role(wiring: WiringSpec) -> Become | None:
         receive,
         lambda frames, reason: log.error("dead letter", to="driver", reason=reason),
         limits=from_driver.limits,
+        curve=wiring.curve_client,
     )
     driver.send(to_driver.encode(Hello(None, wiring.incarnation, os.getpid(), ""), Sender(name)))
     try:

@@ -17,6 +17,7 @@ from actorpp.stages.codecs import Sender, driver_to_stage, routing_id, spare_id,
 from actorpp.stages.messages import Admit, Become, DriverToStage, LogEntry, Shutdown, StageToDriver
 from actorpp.stages.spec import StageSpec
 from actorpp.stages.wiring import WiringSpec
+from actorpp.transport.curve import CurveKeys
 from actorpp.transport.process import ChildProcess
 from actorpp.transport.sockets import Router
 from actorpp.transport.wire import Frame
@@ -74,7 +75,7 @@ class ProcessPorts:
 
     Args:
         run_dir: Private directory for ipc sockets and file stores.
-        wiring: Settings of every stage; the driver's endpoint is filled in here.
+        wiring: Settings of every stage; the driver's endpoint, and the run's own key, are filled in here.
         threads: Compute threads of each stage.
         warm_spares: Processes to keep ready, with everything imported.
         on_error: Called when a stage sends what cannot be decoded.
@@ -97,15 +98,18 @@ class ProcessPorts:
         self._incarnations: dict[int, int] = {}
         self._deliver: dict[bytes, Callable[[StageToDriver], None]] = {}
         self._gone: set[bytes] = set()  # routing ids that are used no more
+        secret = None if wiring.control_host is None else CurveKeys.generate().secret.decode()
+        wiring = msgspec.structs.replace(wiring, run_dir=str(run_dir), control_secret=secret)
         self._router = Router(
-            f"ipc://{run_dir}/driver",
+            wiring.endpoint("driver"),
             self._receive,
             lambda peer, frames, reason: log.info("dead letter", to=peer.decode(), reason=reason),
             on_error=on_error,
             outbox=OUTBOX,
             limits=self._decoder.limits,
+            curve=wiring.curve_server,
         )
-        self._wiring = msgspec.structs.replace(wiring, driver=self._router.endpoint, run_dir=str(run_dir))
+        self._wiring = msgspec.structs.replace(wiring, driver=self._router.endpoint)
         self._spares = Spares(warm_spares, self._start_spare)
 
     async def launch(self, spec: StageSpec, deliver: Callable[[StageToDriver], None]) -> ProcessPort:
