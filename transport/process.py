@@ -67,8 +67,9 @@ class ChildProcess:
         stdout = _STDERR
         if on_line is not None:
             output, stdout = os.pipe()
+        process = None
         try:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
@@ -77,7 +78,11 @@ class ChildProcess:
                 pass_fds=(child_end,),
                 process_group=0,
             )
+            self._pidfd = os.pidfd_open(process.pid)
         except OSError as error:
+            if process is not None:  # it runs, but no descriptor is left to watch it by
+                process.kill()
+                process.wait()
             os.close(self._liveness)
             if output is not None:
                 os.close(output)
@@ -86,7 +91,7 @@ class ChildProcess:
             os.close(child_end)
             if output is not None:
                 os.close(stdout)
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self._process = process
         self._loop.add_reader(self._pidfd, self._on_exit)
         self._output = output
         if output is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import resource
@@ -86,6 +87,23 @@ def test_a_childs_end_is_seen_beyond_a_thousand_open_files(monkeypatch: pytest.M
         asyncio.run(main())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_child_that_cannot_be_watched_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = []
+
+    def none_left(pid: int) -> int:
+        pids.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def main() -> None:
+        with pytest.raises(ConfigError, match="cannot start sleep: Too many open files"):
+            ChildProcess(["sleep", "60"])
+
+    monkeypatch.setattr(os, "pidfd_open", none_left)
+    asyncio.run(main())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
 
 
 @pytest.mark.parametrize("value", [None, "x", "9999"])
