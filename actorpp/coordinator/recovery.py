@@ -142,7 +142,7 @@ class Recovery(Actor):
         self.requests.resume(self.epoch)
         try:
             await self.group.prepare()
-        except ActorppError as error:  # the next restart takes longer, and that is all
+        except (ActorppError, OSError) as error:  # the next restart takes longer, and that is all
             log.warning("no spare could be started", error=str(error))
 
     async def establish(self) -> None:

@@ -98,7 +98,7 @@ class StageGroup:
             make = partial(self._process, self.specs[stage])
             try:
                 self._processes[stage] = await self._system.spawn(make, name=f"stage-{stage}")
-            except ActorppError as error:  # the system has no process for it
+            except (ActorppError, OSError) as error:  # the system has no process or descriptor for it
                 self._on_lost(stage, StageFailedError(f"stage {stage}: {error}"))
 
     def _process(self, spec: StageSpec) -> StageProcess:

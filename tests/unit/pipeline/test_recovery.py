@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -249,6 +250,35 @@ def test_a_request_that_meets_the_coordinators_end_gets_its_answer() -> None:
             await system.kill(system.get("coordinator"))
             answer = pipeline.submit(prompt(1, 5), 5)
             assert isinstance(answer.end, CoordinatorFailedError)
+            await pipeline.close()
+
+    run(main)
+
+
+def test_want_of_file_descriptors_costs_a_round_of_recovery_and_not_the_engine() -> None:
+    async def main() -> None:
+        async with ActorSystem() as system:
+            pipeline = RecoveringPipeline(system, FakeNetwork(max_delay=0.01), stages=2)
+            await pipeline.open()
+            launch, error = pipeline.ports.launch, OSError(errno.EMFILE, "Too many open files")
+            starts = iter([error, None])
+
+            async def once_refused(*args: Any) -> Any:
+                if (refusal := next(starts)) is not None:
+                    raise refusal
+                return await launch(*args)
+
+            ids = prompt(1, 100)
+            answer = pipeline.submit(ids, 20)
+            await asyncio.sleep(0.5)
+            with (
+                patch.object(pipeline.ports, "launch", once_refused),
+                patch.object(pipeline.ports, "prepare", side_effect=error),
+            ):
+                pipeline.ports.stages[1].die()
+                await answer.done.wait()
+            assert tuple(answer.ids) == expected_ids(ids, 20)
+            assert (pipeline.recovery.state, pipeline.recovery.recovered) == ("ready", 1)
             await pipeline.close()
 
     run(main)
