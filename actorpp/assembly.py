@@ -16,6 +16,7 @@ from actorpp.coordinator.stage_group import Ports
 from actorpp.errors import ConfigError
 from actorpp.planning import Planning, choose_partition
 from actorpp.runtime import ActorSystem
+from actorpp.stages.backend_names import check_backend
 from actorpp.stages.checkpoint import Checkpoint
 from actorpp.stages.partition import partition
 from actorpp.stages.spec import StageSpec
@@ -42,8 +43,9 @@ def stage_specs(config: EngineConfig, checkpoint: Checkpoint, context_length: in
     """One for each stage, in order.
 
     Raises:
-        ConfigError: The layers cannot be split as configured.
+        ConfigError: The layers cannot be split as configured, or the device does not have the attention backend.
     """
+    check_backend(config.attention_backend, config.device_type)
     ranges = partition(checkpoint.num_layers, config.stages, choose_partition(config, checkpoint, context_length))
     return [
         StageSpec(

@@ -7,16 +7,16 @@ from importlib.util import find_spec
 
 import torch
 
-from actorpp.errors import ConfigError
+from actorpp.stages.backend_names import ON_CUDA, check_backend
 from actorpp.stages.backends import AttentionBackend, FlashBackend, SdpaBackend
 from actorpp.stages.cuda_backends import FlashAttnBackend, FlashInferBackend
 
-ON_CUDA: dict[str, tuple[str, str, Callable[[], AttentionBackend]]] = {
-    "flashinfer": ("flashinfer", "flashinfer-python", FlashInferBackend),
-    "flash_attn": ("flash_attn", "flash-attn", FlashAttnBackend),
+BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
+    "sdpa": SdpaBackend,
+    "flash": FlashBackend,
+    "flashinfer": FlashInferBackend,
+    "flash_attn": FlashAttnBackend,
 }
-"""By name: module, package and backend; ``auto`` takes the first that is installed. FlashInfer stands first because it
-reads pages of any size in place."""
 
 
 def choose_backend(name: str, device: torch.device) -> AttentionBackend:
@@ -26,27 +26,15 @@ def choose_backend(name: str, device: torch.device) -> AttentionBackend:
     installed; else ``sdpa``.
 
     Raises:
-        ConfigError: The backend is for another kind of device, or not installed.
+        ConfigError: As ``check_backend``.
     """
-    if name == "sdpa":
-        return SdpaBackend()
-    if name == "flash" or (name == "auto" and device.type == "cpu"):
-        if device.type != "cpu":
-            raise ConfigError(
-                "attention backend 'flash' is the CPU kernel; use 'sdpa' elsewhere", param="attention_backend"
-            )
-        return FlashBackend()
-    if name == "auto":
-        able = (
-            device.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
-        )
-        installed = [make for module, _, make in ON_CUDA.values() if able and find_spec(module)]
-        return installed[0]() if installed else SdpaBackend()
-    module, package, make = ON_CUDA[name]
-    if device.type != "cuda":
-        raise ConfigError(f"attention backend {name!r} needs a CUDA device", param="attention_backend")
-    if not find_spec(module):
-        raise ConfigError(
-            f"attention backend {name!r} is not installed: pip install {package}", param="attention_backend"
-        )
-    return make()
+    check_backend(name, device.type)
+    return BACKENDS[_automatic(device) if name == "auto" else name]()
+
+
+def _automatic(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "flash"
+    if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0):
+        return next((name for name, (module, _) in ON_CUDA.items() if find_spec(module)), "sdpa")
+    return "sdpa"

@@ -34,7 +34,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         load_format: ``dummy`` makes random weights from the configuration alone.
         async_depth: Steps whose sampled ids may wait on the device.
         seed: Seed of the dummy weights.
-        attention_backend: ``auto``, or a name that ``actorpp.stages.backend_choice`` knows.
+        attention_backend: ``auto``, or a name that ``actorpp.stages.backend_names`` knows.
         kv_tokens: KV capacity asked for, in tokens; else memory decides.
         mem_fraction_static: Share of the device's memory for weights and KV pages of all stages on it.
         colocated: Stages that share this device's memory.

@@ -19,6 +19,7 @@ import pytest
 
 from actorpp.config import EngineConfig
 from actorpp.coordinator.chunking.fixed import FixedChunks
+from actorpp.coordinator.chunking.policy import ChunkRequest
 from actorpp.engine import Engine
 from actorpp.serving.api import Finished, GenerationParams, Tokens
 from actorpp.transport.sockets import close_context
@@ -38,7 +39,7 @@ class Singles:
 
     count: int
 
-    def next_chunk(self, *, history_len: int, remaining: int, budget: int) -> int:
+    def next_chunk(self, request: ChunkRequest, history_len: int, remaining: int, budget: int) -> int:
         return 1 if history_len < self.count else remaining
 
 

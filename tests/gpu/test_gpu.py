@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from actorpp import LLM, SamplingParams
-from actorpp.stages.backend_choice import ON_CUDA, choose_backend
+from actorpp.stages.backend_choice import choose_backend
+from actorpp.stages.backend_names import ON_CUDA
 from actorpp.stages.backends import Scoring
 from actorpp.stages.messages import Segment, Step
 from actorpp.stages.streams import Streams

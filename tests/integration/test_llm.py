@@ -44,7 +44,7 @@ def test_two_at_once_each_with_its_own_stages_and_end(small_model: Path) -> None
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
         answers[number] = [output.outputs[0].token_ids for output in outputs]
 
-    with LLM(small_model, stages=2, **options) as one, LLM(small_model, **options) as other:
+    with LLM(small_model, stages=2, max_restarts=0, **options) as one, LLM(small_model, **options) as other:
         assert len(children() - before) == 3
         assert one.model_path == small_model
         threads = [threading.Thread(target=ask, args=pair) for pair in enumerate((one, other))]

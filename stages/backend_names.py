@@ -1,0 +1,32 @@
+"""Which attention backends there are, and what each needs. Names only: no torch, so the driver checks them too."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from actorpp.errors import ConfigError
+
+ON_CUDA = {"flashinfer": ("flashinfer", "flashinfer-python"), "flash_attn": ("flash_attn", "flash-attn")}
+"""By name: module and package. ``auto`` takes the first that is installed; FlashInfer stands first because it reads
+pages of any size in place."""
+
+
+def check_backend(name: str, device_type: str) -> None:
+    """Whether stages on this kind of device can compute with the backend ``name``.
+
+    Raises:
+        ConfigError: The backend is for another kind of device, or not installed.
+    """
+    if name == "flash" and device_type != "cpu":
+        raise ConfigError(
+            "attention backend 'flash' is the CPU kernel; use 'sdpa' elsewhere", param="attention_backend"
+        )
+    if name not in ON_CUDA:
+        return
+    module, package = ON_CUDA[name]
+    if device_type != "cuda":
+        raise ConfigError(f"attention backend {name!r} needs a CUDA device", param="attention_backend")
+    if not find_spec(module):
+        raise ConfigError(
+            f"attention backend {name!r} is not installed: pip install {package}", param="attention_backend"
+        )
