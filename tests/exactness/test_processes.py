@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -38,6 +39,7 @@ class Singles:
     """One token a chunk, for the first ``count`` tokens; then the rest in one."""
 
     count: int
+    size: ClassVar[int] = 1  # of the first chunk
 
     def next_chunk(self, request: ChunkRequest, history_len: int, remaining: int, budget: int) -> int:
         return 1 if history_len < self.count else remaining
