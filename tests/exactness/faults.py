@@ -25,7 +25,7 @@ _update = PackedCache.update
 
 
 def _packed_by(faulty: Callable[[Parts, KVArena], tuple[PackedCache, torch.Tensor]]) -> Fault:
-    return lambda: patch("actorpp.stages.host.pack", faulty)
+    return lambda: patch("actorpp.stages.exhaustion.pack", faulty)
 
 
 def _scored_by(faulty: Callable[[Scoring], Scoring]) -> Fault:

@@ -192,7 +192,7 @@ def _first_page_is_lost(table: PageTable, start: int, end: int) -> list[Run]:
 
 @pytest.mark.parametrize(
     ("target", "fault"),
-    [("actorpp.stages.host.pack", _positions_restart), ("actorpp.stages.kv.PageTable.runs", _first_page_is_lost)],
+    [("actorpp.stages.exhaustion.pack", _positions_restart), ("actorpp.stages.kv.PageTable.runs", _first_page_is_lost)],
 )
 @pytest.mark.parametrize("name", ["tied", "untied", "ungrouped"])
 def test_planted_fault_is_seen(families: dict[str, Family], name: str, target: str, fault: object) -> None:

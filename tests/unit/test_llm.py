@@ -162,7 +162,7 @@ def test_a_chats_template_gets_tools_and_variables(llm: LLM, monkeypatch: pytest
     chat = [{"role": "user", "content": "hi"}]
     llm.chat(chat, tools=tools, chat_template_kwargs={"enable_thinking": False})
     llm.chat(chat)
-    assert seen == [{"tools": tools, "enable_thinking": False}, {"tools": None}]
+    assert seen == [{"tools": tools, "variables": {"enable_thinking": False}}, {"tools": None, "variables": {}}]
 
 
 @pytest.mark.parametrize(
