@@ -4,8 +4,8 @@
 
 The haystack is real text; the needle is one sentence in it, at depths from its beginning to its end; the prompt ends
 with the sentence's beginning, for a model of 135M parameters continues what it has read better than it answers
-questions. transformers has a process of its own, and gets one prompt at a time. The full run takes some fifteen minutes
-on two cores that have bfloat16; a small one is part of the test suite.
+questions. transformers has a process of its own, and gets one prompt at a time. The full run takes six minutes on
+two cores that have bfloat16; a small one is part of the test suite.
 """
 
 from __future__ import annotations
