@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ class Usage:
         }
 
 
-class Shape:
+class Shape(ABC):
     """What one kind of answer looks like; the two kinds differ in their choices alone.
 
     Args:
@@ -57,19 +58,19 @@ class Shape:
     def _envelope(self, object: str) -> dict[str, Any]:
         return {"id": self.id, "object": object, "created": self.created, "model": self.model}
 
+    @abstractmethod
     def choice(
         self, index: int, completion: Completion, result: CompletionResult, output: CompletionOutput
     ) -> dict[str, Any]:
         """One output of a whole answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def delta(self, index: int, delta: Delta, *, first: bool) -> dict[str, Any]:
         """New text of one output."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, index: int, output: CompletionOutput) -> dict[str, Any]:
         """The last chunk of one output."""
-        raise NotImplementedError
 
 
 class ChatShape(Shape):
