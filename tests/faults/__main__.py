@@ -16,7 +16,7 @@ from pathlib import Path
 
 from actorpp.config import EngineConfig
 from actorpp.logs import configure_logging
-from tests.exactness.tiny import VOCAB, save_llama
+from tests.exactness.tiny import save_llama
 from tests.faults.harness import opened, schedule
 
 
@@ -34,11 +34,10 @@ async def main(options: argparse.Namespace, model: str | None) -> int:
         watchdog_timeout=options.watchdog,
     )
     generator = random.Random(options.seed)
-    end = time.monotonic() + 60 * options.minutes
     print(
         f"seed {options.seed}, {options.stages} stages, {'on the loop' if options.inproc else 'processes'}", flush=True
     )
-    async with opened(config, options.seed, vocab=VOCAB, longest=100) as harness:
+    async with opened(config, options.seed, longest=100) as harness:
         number, end = 0, time.monotonic() + 60 * options.minutes
         while time.monotonic() < end and not harness.tally.failed:
             strikes = schedule(generator, options.stages, processes=not options.inproc)

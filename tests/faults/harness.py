@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,6 +117,10 @@ def schedule(generator: random.Random, stages: int, *, processes: bool) -> list[
     return [first]
 
 
+async def nothing() -> None:
+    """Beside a round."""
+
+
 class Harness:
     """One engine and what it must answer.
 
@@ -140,13 +144,13 @@ class Harness:
                 raise AssertionError(f"the undisturbed engine gave {first} and {second}")
             self.expected.append(first)  # type: ignore[arg-type]
 
-    async def play(self, number: int, strikes: list[Strike]) -> None:
-        """One round under these faults."""
+    async def play(self, number: int, strikes: list[Strike], beside: Callable[[], Awaitable[None]] = nothing) -> None:
+        """One round under these faults, and with what goes on ``beside`` it."""
         which = number % len(self.rounds)
         name, tally = f"round {number}, {strikes}", self.tally
         before = self.engine.stats()
         arm(self.folder, strikes)
-        answers = await self.ask_all(self.rounds[which])
+        answers, _ = await asyncio.gather(self.ask_all(self.rounds[which]), beside())
         while armed(self.folder):  # a point that this round did not reach: another goes on until it does
             if await self.ask_all(self.rounds[which]) != self.expected[which]:
                 tally.differing.append(f"{name}: in a repetition")
@@ -173,7 +177,8 @@ class Harness:
         end = time.monotonic() + ROUND_S
         while time.monotonic() < end:
             stats = self.engine.stats()
-            if stats.state == "failed" or (stats.state == "ready" and not stats.steps_in_flight):
+            busy = stats.steps_in_flight or stats.requests_running or stats.requests_waiting
+            if stats.state == "failed" or (stats.state == "ready" and not busy):
                 return
             await asyncio.sleep(0.02)
 
@@ -224,16 +229,16 @@ def trapped_loop(folder: Path, system: ActorSystem) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def opened(config: EngineConfig, seed: int, *, vocab: int, longest: int) -> AsyncIterator[Harness]:
+async def opened(config: EngineConfig, seed: int, *, longest: int) -> AsyncIterator[Harness]:
     """An engine with the points, and its undisturbed answers."""
     generator = random.Random(f"requests {seed}")
-    rounds = [asks(generator, 4, vocab, longest) for _ in range(2)]
     with TemporaryDirectory(prefix="faults-") as name:
         folder = Path(name)
         async with ActorSystem("faults") as system:
             process = config.transport == "process"
             with trapped_processes(folder) if process else trapped_loop(folder, system):
                 async with Engine(config, system=system) as engine:
+                    rounds = [asks(generator, 4, engine.checkpoint.vocab_size, longest) for _ in range(2)]
                     harness = Harness(engine, folder, rounds)
                     await harness.learn()
                     yield harness

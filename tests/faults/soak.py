@@ -1,8 +1,16 @@
-"""``python -m tests.faults.soak --minutes 60``: mixed load for so long; what each process holds must not grow.
+"""``python -m tests.faults.soak --minutes 60``: mixed load with faults for so long; what a process holds must not grow.
 
-Printed for the driver and each stage that has lived throughout: resident memory's slope, descriptors and threads at the
-beginning and the end. With ``--kill-every N`` a stage dies every so many rounds; then it is the driver and the others
-that are watched.
+Every second a round begins: requests whose answers are known (``harness``), and beside them clients that wait, stream,
+abort, are too late, talk rubbish or vanish (``clients``). When all have gone nothing may be in use. Every so many
+seconds a round has a fault: one of the stages but the last is killed. So driver and last stage live throughout, and go
+through every recovery; of the other stages every incarnation is watched.
+
+Then come ``--idle-rounds``: a client asks for a ping, the statistics and a plan, which no stage hears of; then the
+smallest request, of one token in and one out, takes the pipeline from empty to empty.
+
+Resident memory is printed with its slope within the lives of processes (one straight line for each, all of one slope),
+without the first minutes of each life, in which allocators and caches fill. Driver means this process: engine, socket,
+and the clients too. Ctrl-C ends it with the figures so far.
 """
 
 from __future__ import annotations
@@ -11,68 +19,154 @@ import argparse
 import asyncio
 import os
 import random
-import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
+from array import array
+from contextlib import suppress
+from statistics import fmean
 
 import psutil
 
 from actorpp.config import EngineConfig
 from actorpp.logs import configure_logging
-from tests.exactness.tiny import VOCAB, save_llama
-from tests.faults.harness import Harness, opened, schedule
+from tests.faults.clients import Clients, clients_of
+from tests.faults.harness import Harness, opened
+from tests.faults.trap import Strike
 
-WARM_UP = 0.2
-"""Share of the samples left out: allocators and caches fill at first."""
+SAMPLES = 720  # about so many of each process, in the whole time: keeping them must not be what grows
+SETTLED_S = 120.0
+SETTLED_SHARE = 0.2
+"""Of a process's life so many seconds, and at most this share of the whole run, are left out."""
+
+SAVE = """
+import sys
+from pathlib import Path
+from tests.exactness.tiny import save_llama
+save_llama(Path(sys.argv[1]), tied=True, eos_token_id=2)
+"""  # in a process of its own: the driver is watched without torch
+
+BESIDE = 8  # clients in a round, beside the requests whose answers are known
 
 
-@dataclass
-class Series:
-    """One process over time."""
+class Life:
+    """One process over time, or over rounds."""
 
-    name: str
-    seconds: list[float] = field(default_factory=list)
-    resident: list[int] = field(default_factory=list)
-    descriptors: list[int] = field(default_factory=list)
-    threads: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.at = array("d")
+        self.resident = array("q")
+        self.descriptors = array("i")
+        self.threads = array("i")
 
-    def sample(self, pid: int, now: float) -> None:
+    def sample(self, pid: int, at: float) -> None:
         process = psutil.Process(pid)
         with process.oneshot():
-            self.seconds.append(now)
+            self.at.append(at)
             self.resident.append(process.memory_info().rss)
             self.descriptors.append(process.num_fds())
             self.threads.append(process.num_threads())
 
-    def row(self) -> str:
-        start = int(WARM_UP * len(self.seconds))
-        slope = statistics.linear_regression(self.seconds[start:], self.resident[start:]).slope
-        return (
-            f"| {self.name} | {self.resident[-1] / 2**20:.0f} MiB | {60 * slope / 2**10:+.0f} KiB/min | "
-            f"{self.descriptors[start]} → {self.descriptors[-1]} | {self.threads[start]} → {self.threads[-1]} |"
-        )
+    def settled(self, after: float) -> Life:
+        """Without its beginning."""
+        start = next((i for i, at in enumerate(self.at) if at - self.at[0] >= after), len(self.at))
+        rest = Life()
+        rest.at, rest.resident = self.at[start:], self.resident[start:]
+        rest.descriptors, rest.threads = self.descriptors[start:], self.threads[start:]
+        return rest
 
 
-async def soak(harness: Harness, options: argparse.Namespace) -> list[Series]:
-    """Rounds until the time is over; every round is one sample."""
+def common_slope(lives: list[Life]) -> float:
+    """Of resident memory, by least squares: a level of its own for each life, one slope for all. Bytes by ``at``."""
+    above = below = 0.0
+    for life in lives:
+        x, y = fmean(life.at), fmean(life.resident)
+        above += sum((at - x) * (held - y) for at, held in zip(life.at, life.resident, strict=True))
+        below += sum((at - x) ** 2 for at in life.at)
+    return above / below if below else 0.0
+
+
+class Series:
+    """What lives under each name: one process after the other."""
+
+    def __init__(self, unit: str, per_unit: float) -> None:
+        self._unit = unit
+        self._per_unit = per_unit
+        self._lives: dict[str, dict[int, Life]] = {}
+
+    def sample(self, harness: Harness, at: float) -> None:
+        """Of the driver and every stage."""
+        alive = {"driver": os.getpid()}
+        alive |= {f"stage {index}": stage.pid for index, stage in enumerate(harness.engine.stats().stages)}
+        for name, pid in alive.items():
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                self._lives.setdefault(name, {}).setdefault(pid, Life()).sample(pid, at)
+
+    def table(self, settled: float) -> str:
+        """In Markdown; ``settled`` of each life is left out."""
+        lines = ["| process | lives | of these settled | resident, first and last | slope | descriptors | threads |"]
+        lines.append("|---|---|---|---|---|---|---|")
+        for name, by_pid in self._lives.items():
+            lives = [life for each in by_pid.values() if len((life := each.settled(settled)).at) > 1]
+            if not lives:
+                lines.append(f"| {name} | {len(by_pid)} | 0 | | | | |")
+                continue
+            first, last = lives[0].resident[0] / 2**20, lives[-1].resident[-1] / 2**20
+            slope = f"{self._per_unit * common_slope(lives) / 2**10:+.1f} KiB/{self._unit}"
+            descriptors = [count for life in lives for count in life.descriptors]
+            threads = [count for life in lives for count in life.threads]
+            lines.append(
+                f"| {name} | {len(by_pid)} | {len(lives)} | {first:.1f}, {last:.1f} MiB | {slope} "
+                f"| {spread(descriptors)} | {spread(threads)} |"
+            )
+        return "\n".join(lines)
+
+
+def spread(counts: list[int]) -> str:
+    """First and last, and between which bounds all were."""
+    return f"{counts[0]} → {counts[-1]} ({min(counts)}-{max(counts)})"
+
+
+def tell(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+async def load(harness: Harness, clients: Clients, options: argparse.Namespace, series: Series) -> None:
+    """Rounds until the time is over, a second each unless it takes longer."""
     generator = random.Random(options.seed)
-    series: dict[int, Series] = {}
-    began = time.monotonic()
+    whole = 60 * options.minutes
+    clock = time.monotonic
+    began = struck_at = sampled_at = told_at = clock()
     number = 0
-    while time.monotonic() < began + 60 * options.minutes and not harness.tally.failed:
+    while (now := clock()) < began + whole and not (harness.tally.failed or clients.wrong):
+        strikes = []
+        if options.kill_every and options.stages > 1 and now >= struck_at + options.kill_every:
+            struck_at = now
+            point = generator.choice(["prefill", "decode", "sending", "loading"])
+            victim, visit = generator.randrange(options.stages - 1), generator.randint(1, 4)
+            strikes = [Strike(victim, "prefill", visit=visit), Strike(victim, point)]
+            strikes = strikes if point == "loading" else [Strike(victim, point, visit=visit)]
+        await harness.play(number, strikes, beside=lambda: clients.some(BESIDE))
         number += 1
-        struck = options.kill_every and number % options.kill_every == 0
-        await harness.play(number, schedule(generator, options.stages, processes=True)[:1] if struck else [])
-        alive = {os.getpid(): "driver"}
-        alive |= {stage.pid: f"stage {index}" for index, stage in enumerate(harness.engine.stats().stages)}
-        series = {pid: series.get(pid, Series(name)) for pid, name in alive.items()}
-        for pid, own in series.items():
-            own.sample(pid, time.monotonic() - began)
-    print(f"{number} rounds, {harness.tally.requests} requests, {harness.tally.restarts} restarts")
-    return [own for own in series.values() if len(own.seconds) > 5]
+        if clock() >= sampled_at + whole / SAMPLES:
+            sampled_at = clock()
+            series.sample(harness, sampled_at - began)
+        if clock() >= told_at + 10:
+            told_at = clock()
+            tell(f"{told_at - began:.0f} s of {whole:.0f}: {number} rounds, {harness.tally.restarts} restarts")
+        await asyncio.sleep(max(0.0, now + 1 - clock()))
+
+
+async def idle(harness: Harness, clients: Clients, rounds: int, series: Series) -> None:
+    """From empty to empty, with nothing in between."""
+    for number in range(rounds):
+        for op, body in (("ping", {}), ("stats", {}), ("plan", {"prompt_tokens": 100})):
+            await clients.ask(op, **body)
+        await clients.ask("generate", prompt_tokens=[5], max_tokens=1)
+        if number % max(1, rounds // 100) == 0:
+            series.sample(harness, number)
+        if number % 1000 == 999:
+            tell(f"{number + 1} idle rounds of {rounds}")
 
 
 async def main(options: argparse.Namespace, model: str) -> int:
@@ -86,24 +180,35 @@ async def main(options: argparse.Namespace, model: str) -> int:
         max_restarts=1_000_000,
         watchdog_timeout=60.0,
     )
-    async with opened(config, options.seed, vocab=VOCAB, longest=100) as harness:
-        series = await soak(harness, options)
-    print("| process | resident | slope | descriptors | threads |\n|---|---|---|---|---|")
-    for own in series:
-        print(own.row())
-    if harness.tally.failed:
-        print(harness.tally.summary())
-    return int(harness.tally.failed)
+    tell(f"seed {options.seed}")
+    over_time, over_rounds = Series("min", 60), Series("1000 rounds", 1000)
+    async with (
+        opened(config, options.seed, longest=100) as harness,
+        clients_of(harness.engine, options.seed, longest=600) as clients,
+    ):
+        try:
+            await load(harness, clients, options, over_time)
+            if not (harness.tally.failed or clients.wrong):
+                await idle(harness, clients, options.idle_rounds, over_rounds)
+        finally:  # at Ctrl-C too
+            print(f"mixed load\n\n{over_time.table(min(SETTLED_S, SETTLED_SHARE * 60 * options.minutes))}\n")
+            print(f"idle rounds\n\n{over_rounds.table(SETTLED_SHARE * options.idle_rounds)}\n")
+            print(f"{harness.tally.summary()}\n\n{clients.summary()}", flush=True)
+    return int(harness.tally.failed or bool(clients.wrong))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.faults.soak")
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--idle-rounds", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stages", type=int, default=3)
-    parser.add_argument("--kill-every", type=int, default=0, metavar="ROUNDS")
+    parser.add_argument("--kill-every", type=float, default=120.0, metavar="SECONDS", help="0 is never")
     chosen = parser.parse_args()
     configure_logging("error")
     with tempfile.TemporaryDirectory() as folder:
-        path = str(save_llama(Path(folder), tied=True, eos_token_id=2))
-        sys.exit(asyncio.run(main(chosen, path)))
+        subprocess.run([sys.executable, "-c", SAVE, folder], check=True)
+        try:
+            sys.exit(asyncio.run(main(chosen, folder)))
+        except KeyboardInterrupt:
+            sys.exit(130)

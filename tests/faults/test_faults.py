@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actorpp.config import EngineConfig
-from tests.exactness.tiny import VOCAB, save_llama
+from tests.exactness.tiny import save_llama
 from tests.faults.harness import Harness, Tally, opened, schedule
 from tests.faults.trap import Strike
 
@@ -33,7 +33,7 @@ def play(model: Path, rounds: list[list[Strike]], **options: Any) -> Tally:
             **options,
         )
         harness: Harness
-        async with opened(config, 0, vocab=VOCAB, longest=60) as harness:
+        async with opened(config, 0, longest=60) as harness:
             for number, strikes in enumerate(rounds):
                 await harness.play(number, strikes)
         return harness.tally
