@@ -153,7 +153,7 @@ class EngineConfig(BaseSettings):
         256, description="Requests that may wait; more is refused as overload."
     )
     async_depth: Annotated[int, Field(ge=0, le=64)] = Field(
-        1, description="Sampled steps that wait for their host copy; slots = stages + depth."
+        1, description="Sampled steps that wait for their host copy; slots at most = stages + depth."
     )
     lookahead: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Steps in flight beyond the slots.")
 
@@ -296,7 +296,7 @@ class EngineConfig(BaseSettings):
 
     @property
     def num_slots(self) -> int:
-        """Micro-batches that can be between two of their own decode steps at once."""
+        """Micro-batches that can be between two of their own decode steps at once; the scheduler may use fewer."""
         return self.stages + self.async_depth
 
     @property

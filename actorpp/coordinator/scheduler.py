@@ -11,8 +11,8 @@ Waiting requests are admitted by priority, lower first, and in order of arrival 
 never passed by, so that small ones cannot starve a large one; an admitted one keeps its place whatever comes after it,
 so that urgent ones cannot starve the running.
 
-Decode requests are spread over ``num_slots`` micro-batches, so that while one is between two of its steps the others
-keep the stages busy. Each step takes the decode tokens of one slot first, then prefill chunks within the token budget.
+Decode requests are spread over as many micro-batches as keep the stages busy while one is between two of its steps.
+Each step takes the decode tokens of one slot first, then prefill chunks within the token budget.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Scheduler:
         self.stage_busy = [0.0] * config.num_stages  # compute seconds so far
         self.next_seq = 0
         self._retire: list[int] = []
-        self._slots = DecodeSlots(config.num_slots, self.running)
+        self._slots = DecodeSlots(config.num_stages, config.num_slots, self.running)
         self._short_first = False
 
     # --- requests in -----------------------------------------------------------------------------------------------
@@ -290,6 +290,7 @@ class Scheduler:
         for stage, spent in enumerate(seconds):
             self.stage_busy[stage] += spent
         self._measured(step, seconds)
+        self._slots.measured(output.timings, decode=all(segment.token is not None for segment in step.segments))
         ids = iter(output.ids)
         for segment in step.segments:
             self._segment_done(self.running[segment.rid], segment, output, ids)

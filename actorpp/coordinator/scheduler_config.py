@@ -12,7 +12,7 @@ class SchedulerConfig:
     """Limits of the scheduler.
 
     Attributes:
-        num_slots: Decode micro-batches: stages + async_depth.
+        num_slots: Decode micro-batches at most: stages + async_depth.
         window: Steps in flight: num_slots + lookahead.
         num_pages, page_size: KV capacity, the same ids on every stage.
         max_num_batched_tokens: Tokens of one step.

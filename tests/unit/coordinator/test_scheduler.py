@@ -179,9 +179,21 @@ def test_decode_requests_are_spread_over_slots_within_one() -> None:
     pipe.pump()
     while pipe.pending:
         pipe.answer()
-        loads = [sum(r.slot == slot for r in requests) for slot in range(4)]
+        loads = [sum(r.slot == slot for r in requests) for slot in range(3)]
         assert max(loads) - min(loads) <= 1, loads
+        assert sum(loads) == sum(r.slot is not None for r in requests)
         pipe.pump()
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_decode_steps_are_no_more_than_the_stages_need(stages: int) -> None:
+    s = scheduler(stages=stages, depth=3, running=16, chunk=256)
+    for rid in range(16):
+        s.submit(request(rid, 8, max_tokens=40))
+    pipe = Pipe(s)
+    pipe.drain()
+    decodes = [e.num_tokens for e in pipe.log if isinstance(e, Step) and e.segments[0].token is not None]
+    assert decodes == [16 // stages] * (39 * stages)
 
 
 def test_k_requests_keep_min_k_p_steps_in_flight() -> None:

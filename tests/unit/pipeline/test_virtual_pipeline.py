@@ -275,3 +275,24 @@ def test_aborts_at_random_moments_leave_no_pages(seed: int) -> None:
                 await system.kill(session)
 
     run(main, seed=seed)
+
+
+@pytest.mark.parametrize(("link_s", "slots"), [(0.01, 2), (1.0, 3)])
+def test_a_decode_slot_more_is_opened_only_where_the_stages_wait_for_slow_links(link_s: float, slots: int) -> None:
+    async def main() -> None:
+        async with ActorSystem() as system:
+            pipeline = SimulatedPipeline(system, FakeNetwork(3, max_delay=link_s), stages=2, chunk=240)
+            await pipeline.open()
+            prompts = [prompt(20, i) for i in range(12)]
+            for _ in range(2):
+                answers = [pipeline.submit(ids, 60) for ids in prompts]
+                await pipeline.finish()
+                steps = [step for step in pipeline.hosts[0].steps if step.segments[0].token is not None]
+                assert [step.num_tokens for step in steps[6:20]] == [6] * 14  # of each batch
+                assert [step.num_tokens for step in steps[-50:-10]] == [12 // slots] * 40
+                pipeline.hosts[0].steps.clear()
+                assert [tuple(answer.ids) for answer in answers] == [expected_ids(ids, 60) for ids in prompts]
+            for session in pipeline.sessions:
+                await system.kill(session)
+
+    run(main)
