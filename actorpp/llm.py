@@ -313,7 +313,7 @@ class LLM:
         return RequestOutput(
             request_id=request_id,
             prompt=completion.prompt,
-            prompt_token_ids=completion.prompt_ids,
+            prompt_token_ids=list(completion.prompt_ids),
             outputs=[
                 CompletionOutput(
                     index=index,

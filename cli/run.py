@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import sys
 from collections.abc import AsyncIterator, Coroutine
@@ -165,6 +166,10 @@ async def _serve(
             open_doors = doors.create_task(zmq.serve(gateway)), doors.create_task(http.serve(gateway))
             # ZeroMQ answers from its task's first turn on; until HTTP does, the system takes its connections.
             await asyncio.sleep(0)
+            # What has been made by now stays. Python's collector would look at all of it again, now and then, for a
+            # tenth of a second in which nobody is answered.
+            gc.collect()
+            gc.freeze()
             output.write(_announcement(http, zmq, gateway, as_json=as_json))
             await drain.requested.wait()
             await gateway.drain()

@@ -34,6 +34,8 @@ class Limits:
         max_body_bytes: Bytes of the body frame.
         max_buffer_bytes: Bytes of each raw buffer.
         max_depth: Maps and arrays inside one another, the outermost map being 1.
+        max_items: Items of all maps and arrays of a header or body together: a decoder makes an object of each, and no
+            other thread of the process runs until it has. Long lists of numbers travel as raw buffers.
     """
 
     max_frames: int = 16
@@ -41,6 +43,7 @@ class Limits:
     max_body_bytes: int = 16 * 1024 * 1024
     max_buffer_bytes: int = 64 * 1024 * 1024
     max_depth: int = 16
+    max_items: int = 16 * 1024 * 1024
 
     @property
     def max_frame_bytes(self) -> int:
@@ -103,7 +106,7 @@ class Codec(Generic[H, M]):
             raise ProtocolError(f"the second frame must be {MAGIC!r}, got {bytes(frames[1][:16])!r}")
         self._check_sizes(frames)
         try:
-            check_nesting(frames[2], self.limits.max_depth)
+            check_items(frames[2], self.limits)
             return self._headers.decode(frames[2])
         except (msgspec.MsgspecError, ProtocolError) as error:
             raise ProtocolError(f"header: {error}") from None
@@ -115,7 +118,7 @@ class Codec(Generic[H, M]):
             ProtocolError: As from ``decode``.
         """
         try:
-            check_nesting(frames[3], self.limits.max_depth)
+            check_items(frames[3], self.limits)
             return self._messages.decode(frames[3])
         except (msgspec.MsgspecError, ProtocolError) as error:
             raise ProtocolError(f"body: {error}") from None
@@ -144,23 +147,25 @@ _FIXED |= {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
 _SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 
 
-def check_nesting(data: Frame, max_depth: int) -> None:
-    """Refuses MessagePack that nests deeper than ``max_depth`` or announces more items than it can hold.
+def check_items(data: Frame, limits: Limits) -> None:
+    """Refuses MessagePack that nests deeper, or has more items, than the limits allow, or announces more than it holds.
 
     A decoder may recurse once per level and reserve memory for announced items before it reads them; this walk does
     neither. Bytes that are not MessagePack at all are left for the decoder to refuse.
 
     Raises:
-        ProtocolError: Saying which of the two it was.
+        ProtocolError: Saying which of the three it was.
     """
     if not isinstance(data, bytes):
         data = bytes(data)
     # Nearly every message takes this way out: it has fewer bytes that could open a map or array than levels allowed,
-    # and none that could announce more items than 16 bits count.
+    # none that could announce more items than 16 bits count, and not the bytes for more items than allowed.
     openers = data.translate(None, _NOT_CONTAINERS)
-    if len(openers) <= max_depth and 0xDD not in openers and 0xDF not in openers:
+    few = len(openers) <= limits.max_depth and 0xDD not in openers and 0xDF not in openers
+    if few and min(len(data), 0xFFFF * 2 * len(openers)) <= limits.max_items:
         return
     end = len(data)
+    total = 0
     at = 0
     left = [1]  # items still to come, per open level
     while at < end:
@@ -191,5 +196,8 @@ def check_nesting(data: Frame, max_depth: int) -> None:
             raise ProtocolError(f"a map or array of {items} items in the {max(0, end - at)} bytes that are left")
         if items >= 0:
             left.append(items)
-            if len(left) - 1 > max_depth:
-                raise ProtocolError(f"nested deeper than {max_depth} levels")
+            total += items
+            if len(left) - 1 > limits.max_depth:
+                raise ProtocolError(f"nested deeper than {limits.max_depth} levels")
+            if total > limits.max_items:
+                raise ProtocolError(f"more than {limits.max_items} items; long lists of ids travel as raw buffers")

@@ -155,7 +155,7 @@ class Completion:
         request: CompletionRequest,
         handles: list[RequestHandle],
         prompt: str | None,
-        prompt_ids: list[int],
+        prompt_ids: Sequence[int],
         codec: TextCodec | None,
     ) -> None:
         self.prompt = prompt

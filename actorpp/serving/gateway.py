@@ -7,7 +7,8 @@ known of a request under way is its ``Completion``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -18,13 +19,15 @@ from actorpp.errors import DeadlineExceededError, InvalidRequestError, Overloade
 from actorpp.serving.api import EngineLike, EngineStats, RequestHandle
 from actorpp.serving.completion import Completion, output_text
 from actorpp.serving.offloop import OffLoop
-from actorpp.serving.request import CompletionRequest, TokenizeRequest, check_fits
+from actorpp.serving.request import CompletionRequest, TokenizeRequest, all_within, check_fits
 from actorpp.serving.tokenizer import TextCodec
 
 # Log-probabilities of one request, alternatives included: so that its answer fits one message to a client.
 MAX_LOGPROBS = 250_000
 
 DRAIN_CHECK_S = 0.05
+
+SLICE = 65_536  # ids that are copied at once
 
 T = TypeVar("T")
 
@@ -35,7 +38,7 @@ class Prepared:
 
     request: CompletionRequest
     prompt: str | None
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
 
 
 class Gateway:
@@ -98,18 +101,18 @@ class Gateway:
 
     # --- text and ids ---
 
-    async def tokenize(self, request: TokenizeRequest) -> list[int]:
+    async def tokenize(self, request: TokenizeRequest) -> array[int]:
         """The ids that a request with this text, or chat, would give the engine. Raises InvalidRequestError."""
-        _, ids = await self._tokenised(request)
+        _, ids = await self._encoded(request)
         return ids
 
-    async def detokenize(self, ids: list[int]) -> str:
+    async def detokenize(self, ids: Sequence[int]) -> str:
         """The text of ``ids``, special tokens included. Raises InvalidRequestError."""
         codec = self._require_codec("tokens")
         vocab = codec.tokenizer.get_vocab_size()
-        if ids and max(ids) >= vocab:
+        if ids and not all_within(ids, vocab):
             raise InvalidRequestError(f"tokens: ids must lie in 0-{vocab - 1}", param="tokens")
-        return await self.off_loop(lambda: codec.decode(ids, skip_special_tokens=False), 4 * len(ids))
+        return await self.off_loop(lambda: codec.decode(list(ids), skip_special_tokens=False), 4 * len(ids))
 
     def tokenizer_info(self) -> dict[str, Any]:
         """The tokenizer's configuration, with its special tokens as text and its chat template."""
@@ -145,7 +148,11 @@ class Gateway:
         Raises:
             InvalidRequestError, ContextLengthExceededError: It can never be completed.
         """
-        prompt, prompt_ids = await self._tokenised(request)
+        prompt: str | None = None
+        if request.prompt_tokens is not None:
+            prompt_ids: Sequence[int] = request.prompt_tokens
+        else:
+            prompt, prompt_ids = await self._encoded(request)
         if request.stop_strings and self._codec is None:
             raise InvalidRequestError("the model has no tokenizer: give stop_token_ids", param="stop")
         if request.max_tokens is None and room is not None:
@@ -221,21 +228,28 @@ class Gateway:
         if self._draining:
             raise OverloadedError("the server is stopping: it takes no new requests")
 
-    async def _tokenised(self, request: CompletionRequest | TokenizeRequest) -> tuple[str | None, list[int]]:
-        """The prompt's text, if it is one, and its ids."""
-        if isinstance(request, CompletionRequest) and request.prompt_tokens is not None:
-            return None, request.prompt_tokens
+    async def _encoded(self, request: CompletionRequest | TokenizeRequest) -> tuple[str, array[int]]:
+        """The prompt's text, a chat's after its template, and its ids."""
         codec = self._require_codec("prompt")
         special, messages, text = request.add_special_tokens, request.messages, request.prompt or ""
 
-        def tokenise() -> tuple[str, list[int]]:
+        def encode() -> tuple[str, array[int]]:
             if messages is None:
-                return text, codec.encode(text, add_special_tokens=special is not False)
+                return text, _packed(codec.encode(text, add_special_tokens=special is not False))
             chat = codec.render_chat(messages, tools=request.tools, variables=request.chat_template_kwargs)
-            return chat, codec.encode(chat, add_special_tokens=special is True)  # the template writes them itself
+            # The template writes special tokens itself.
+            return chat, _packed(codec.encode(chat, add_special_tokens=special is True))
 
         size = len(text) if messages is None else sum(_size(message) for message in messages)
-        return await self.off_loop(tokenise, size)
+        return await self.off_loop(encode, size)
+
+
+def _packed(ids: list[int]) -> array[int]:
+    """In an array, whose users hold up no one; made in slices, because Python's lock is held for each."""
+    packed = array("i")
+    for start in range(0, len(ids), SLICE):
+        packed.fromlist(ids[start : start + SLICE])
+    return packed
 
 
 def _size(message: Mapping[str, Any]) -> int:

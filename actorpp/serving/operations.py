@@ -134,10 +134,10 @@ class Operations:
     async def _tokenize(self, call: Call) -> Reply:
         raw = checked(call.fields, Generate).raw_tokens
         ids = await self._gateway.tokenize(parse_tokenize(call.fields))
-        return with_tokens({"token_ids": ids, "count": len(ids)}, ids, raw=raw)
+        return with_tokens({"token_ids": ids.tolist(), "count": len(ids)}, ids, raw=raw)
 
     async def _detokenize(self, call: Call) -> Reply:
-        ids = checked(call.fields, Detokenize).token_ids if call.ids is None else call.ids.tolist()
+        ids = checked(call.fields, Detokenize).token_ids if call.ids is None else call.ids
         return Reply({"text": await self._gateway.detokenize(ids)})
 
     # --- requests ---
@@ -199,13 +199,9 @@ class Operations:
             raise InvalidRequestError("raw_tokens: only with n = 1", param="raw_tokens")
         if call.header.priority is not None:
             fields = {**fields, "priority": call.header.priority}
-        if call.ids is None:
-            request = parse_request(fields)
-        else:
-            # Checked without its ids, which were checked as a whole: one by one would hold up the loop.
-            request = parse_request({**fields, "prompt_tokens": []})
-            request = msgspec.structs.replace(request, prompt_tokens=call.ids)
-        return self._jobs.start(call.header.id, call.fingerprint, request, call.header.deadline_s)
+        if call.ids is not None:
+            fields = {**fields, "prompt_tokens": call.ids}
+        return self._jobs.start(call.header.id, call.fingerprint, parse_request(fields), call.header.deadline_s)
 
     # --- for administrators ---
 

@@ -20,7 +20,12 @@ from actorpp.transport.wire import Frame, Limits
 
 VERSION, MINOR = 1, 1
 WIRE_LIMITS = Limits(
-    max_frames=8, max_header_bytes=4096, max_body_bytes=16 << 20, max_buffer_bytes=4 * MAX_PROMPT_TOKENS, max_depth=16
+    max_frames=8,
+    max_header_bytes=4096,
+    max_body_bytes=16 << 20,
+    max_buffer_bytes=4 * MAX_PROMPT_TOKENS,
+    max_depth=16,
+    max_items=1 << 18,  # as many ids in a list are decoded in 20 ms; more come in a buffer
 )
 MAX_OUTSTANDING = 1024  # messages that are being answered, of all clients
 MAX_ROUTING_FRAMES = 8  # before the empty frame: a REQ's own request id, and one for each proxy in between

@@ -92,7 +92,7 @@ class CompletionRequest(SamplingOptions, frozen=True, kw_only=True):
     """
 
     prompt: Annotated[str, Meta(max_length=MAX_PROMPT_CHARS)] | None = None
-    prompt_tokens: Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)] | None = None
+    prompt_tokens: Annotated[Sequence[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)] | None = None
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: dict[str, Any] = {}
@@ -166,11 +166,19 @@ def invalid_field(error: msgspec.ValidationError) -> InvalidRequestError:
 def parse_request(fields: dict[str, Any]) -> CompletionRequest:
     """Check what a client asks for. None asks for a field's default, but for ``max_tokens``, where it has a meaning.
 
+    ``prompt_tokens`` in an array are as many as allowed, and their range is checked with the vocabulary's: to look at a
+    million of them one by one would hold up the loop.
+
     Raises:
         InvalidRequestError: As from ``checked``, or there is not exactly one prompt.
     """
     given_fields = {name: value for name, value in fields.items() if value is not None or name == "max_tokens"}
+    ids = given_fields.get("prompt_tokens")
+    if isinstance(ids, array):
+        given_fields["prompt_tokens"] = ()
     request = checked(given_fields, CompletionRequest)
+    if isinstance(ids, array):
+        request = msgspec.structs.replace(request, prompt_tokens=ids)
     _check_prompt(request, ("prompt", "prompt_tokens", "messages"))
     if request.n > 1 and request.temperature == 0:
         raise InvalidRequestError("n: greedy outputs are all the same: give a temperature, or n = 1", param="n")
@@ -203,7 +211,7 @@ def _check_prompt(request: CompletionRequest | TokenizeRequest, names: tuple[str
             raise InvalidRequestError(f"messages: over {MAX_PROMPT_CHARS} bytes", param="messages")
 
 
-def _all_within(ids: Sequence[int], vocab_size: int) -> bool:
+def all_within(ids: Sequence[int], vocab_size: int) -> bool:
     """Whether all ids are at least 0 and under ``vocab_size``. In an array, a million take a millisecond."""
     values = np.frombuffer(ids, dtype=np.intc) if isinstance(ids, array) and ids.typecode == "i" else None
     low, high = (min(ids), max(ids)) if values is None else (values.min(), values.max())
@@ -221,7 +229,7 @@ def check_fits(prompt_ids: Sequence[int], params: GenerationParams, vocab_size: 
         raise InvalidRequestError("the prompt is empty", param="prompt")
     biased = [token for token, _ in params.sampling.logit_bias]
     for ids, param in ((prompt_ids, "prompt"), (biased, "logit_bias"), (params.stop_token_ids, "stop_token_ids")):
-        if ids and not _all_within(ids, vocab_size):
+        if ids and not all_within(ids, vocab_size):
             raise InvalidRequestError(f"{param}: token ids must lie in 0-{vocab_size - 1}", param=param)
     if len(prompt_ids) + (params.max_tokens or 1) > context_length:
         raise ContextLengthExceededError(

@@ -56,14 +56,17 @@ class TextCodec:
             InvalidRequestError: It has halves of surrogate pairs, as bytes of a command line that are no UTF-8 become.
         """
         try:
-            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            # As a batch of one: `encode` would hold Python's lock, and so every thread up, until it is done.
+            (encoded,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError:
             raise InvalidRequestError("prompt: the text is no valid Unicode", param="prompt") from None
+        ids: list[int] = encoded.ids
         return ids
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``ids``, special tokens left out unless asked for; bytes that are no UTF-8 become U+FFFD."""
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        text: str
+        (text,) = self.tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)  # a batch as in `encode`
         return text
 
     def token_text(self, token: int) -> str:

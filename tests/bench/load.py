@@ -69,6 +69,7 @@ async def figures(http: httpx.AsyncClient) -> dict[str, float]:
 
 
 async def short_ttfts(http: httpx.AsyncClient, until: asyncio.Task[Any] | None) -> list[float]:
+    """Of one request after the other, as many as SHORTS, or until the task is done."""
     times: list[float] = []
     while len(times) < SHORTS and not (until and until.done()):
         began = time.perf_counter()
@@ -100,15 +101,18 @@ async def load(url: str, endpoint: str, options: argparse.Namespace) -> int:
         bad += answers.count(False)
         print(f"answers that were not their client's own: {answers.count(False)}")
         alone = await short_ttfts(http, None)
+        before, began = await figures(http), time.perf_counter()
         long = {"prompt": [(7 * n) % 30000 + 100 for n in range(options.long_tokens)], "max_tokens": 1}
         running_long = asyncio.create_task(http.post("/v1/completions", json=long))
         beside = await short_ttfts(http, running_long)
         await running_long
-        chunks = (await figures(http))["actorpp_chunk_tokens_count"]
+        took, after = time.perf_counter() - began, await figures(http)
+        steps = after["actorpp_chunk_tokens_count"] - before["actorpp_chunk_tokens_count"]
         print(
-            f"short requests: TTFT median {1000 * statistics.median(alone):.0f} ms alone, "
-            f"{1000 * statistics.median(beside):.0f} ms ({1000 * max(beside):.0f} ms at most) beside a prompt of "
-            f"{options.long_tokens} tokens; {chunks:.0f} chunks in all"
+            f"short requests: TTFT median {1000 * statistics.median(alone):.0f} ms alone; beside a prompt of "
+            f"{options.long_tokens} tokens {1000 * statistics.median(beside):.0f} ms, {1000 * max(beside):.0f} at most "
+            f"({len(beside)} of them, in {took:.1f} s of {steps:.0f} steps with prompts, "
+            f"{after['actorpp_steps_window']:.0f} of them in flight at most)"
         )
         body = json.dumps({"prompt": "The cat sat on the mat. " * (5 * 2**20 // 24), "max_tokens": 1})
         big = asyncio.create_task(http.post("/v1/completions", content=body))

@@ -184,8 +184,9 @@ def make_app(
         texts = None
         if body.return_token_strs:
             texts = await gateway.off_loop(lambda: [gateway.token_text(token) for token in ids], 64 * len(ids))
-        answer = {"count": len(ids), "max_model_len": gateway.context_length, "tokens": ids, "token_strs": texts}
-        return Response(msgspec.json.encode(answer), media_type="application/json")
+        answer = {"count": len(ids), "max_model_len": gateway.context_length, "token_strs": texts}
+        content = await gateway.off_loop(lambda: msgspec.json.encode({**answer, "tokens": ids.tolist()}), 8 * len(ids))
+        return Response(content, media_type="application/json")
 
     @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody), responses=describe(400))
     async def detokenize(request: Request) -> Response:

@@ -6,6 +6,8 @@ what is unknown is ignored, as OpenAI's own servers do. Nothing here knows of co
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -203,7 +205,7 @@ def _common(body: SamplingBody) -> dict[str, Any]:
     return fields
 
 
-def _prompts(prompt: str | list[Any]) -> list[dict[str, Any]]:
+def _prompts(prompt: str | Sequence[Any]) -> list[dict[str, Any]]:
     """Each prompt as a CompletionRequest takes it."""
     if isinstance(prompt, str):
         return [{"prompt": prompt}]
@@ -213,7 +215,7 @@ def _prompts(prompt: str | list[Any]) -> list[dict[str, Any]]:
         return [{"prompt_tokens": prompt}]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidRequestError(f"prompt: {len(prompt)} prompts are more than {MAX_PROMPTS}", param="prompt")
-    kinds: dict[type, str] = {str: "prompt", list: "prompt_tokens"}
+    kinds: dict[type, str] = {str: "prompt", list: "prompt_tokens", array: "prompt_tokens"}
     if len({type(entry) for entry in prompt}) > 1 or type(prompt[0]) not in kinds:
         raise InvalidRequestError(
             "prompt: a text, a list of texts, a list of ids, or a list of lists of ids", param="prompt"

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -25,6 +25,8 @@ from actorpp.serving.gateway import Gateway
 from actorpp.serving.request import CompletionRequest, TokenizeRequest, parse_request
 from actorpp.serving.tokenizer import TextCodec
 from tests.unit.serving.fakes import ANSWER, FakeCheckpoint, FakeEngine, logprob
+
+T = TypeVar("T")
 
 
 def check(tokenizer: Path | None, body: Callable[[FakeEngine, Gateway], Coroutine[Any, Any, None]]) -> None:
@@ -365,3 +367,25 @@ def test_a_short_text_does_not_wait_behind_long_ones(tokenizer_file: Path) -> No
             await asyncio.gather(*long)
 
     asyncio.run(main())
+
+
+async def leaves_the_loop_free(work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, in less than half of whose time, at a stretch, the loop did nothing."""
+    loop = asyncio.get_running_loop()
+    longest, began, task = 0.0, loop.time(), asyncio.create_task(work)
+    last = began
+    while not task.done():
+        await asyncio.sleep(0)
+        longest, last = max(longest, loop.time() - last), loop.time()
+    assert longest < (last - began) / 2
+    return task.result()
+
+
+def test_a_long_text_leaves_the_loop_free(tokenizer_file: Path) -> None:
+    """Beside the loop is not enough: a thread that holds Python's lock holds the loop up all the same."""
+
+    async def body(engine: FakeEngine, gateway: Gateway) -> None:
+        ids = await leaves_the_loop_free(gateway.tokenize(TokenizeRequest(prompt="the cat sat " * 100_000)))
+        assert len(await leaves_the_loop_free(gateway.detokenize(ids))) > 1_000_000
+
+    check(tokenizer_file, body)

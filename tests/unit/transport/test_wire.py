@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from actorpp.errors import ProtocolError
-from actorpp.transport.wire import MAGIC, Codec, Envelope, Limits, check_nesting
+from actorpp.transport.wire import MAGIC, Codec, Envelope, Limits, check_items
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -135,9 +135,18 @@ def test_nesting_is_counted_exactly() -> None:
 
 
 def test_many_shallow_containers_are_no_nesting() -> None:
-    check_nesting(
-        msgpack.packb([[[1, {"k": b"\xdd" * 70000, "f": 1.5, "t": -5, "e": msgpack.ExtType(1, b"xyz")}]] * 300] * 3), 5
-    )
+    many = [[[1, {"k": b"\xdd" * 70000, "f": 1.5, "t": -5, "e": msgpack.ExtType(1, b"xyz")}]] * 300] * 3
+    check_items(msgpack.packb(many), Limits(max_depth=5))
+
+
+@pytest.mark.parametrize("size", [15, 16, 65_535, 65_536, 200_000])
+def test_items_are_counted_exactly(size: int) -> None:
+    for item in (1, 300, "a", [], {}):  # of one byte and of several, and containers
+        body = msgpack.packb({"extra": [item] * size})
+        check_items(body, Limits(max_items=size + 2))
+        with pytest.raises(ProtocolError, match=f"more than {size + 1} items; long lists of ids travel as raw buffers"):
+            check_items(body, Limits(max_items=size + 1))
+    check_items(msgpack.packb({"text": "\u00e9" * size}), Limits(max_items=2))
 
 
 @pytest.mark.parametrize("lie", [b"\xdd\xff\xff\xff\xff", b"\xdf\x7f\xff\xff\xff", b"\xdd\x00\x01\x00\x00"])
