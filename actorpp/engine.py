@@ -288,7 +288,7 @@ class Engine:
         scheduler, now = self.scheduler, self._clock()
         uptime = now - self._started_at
         group = self._stages
-        columns = (group.specs, group.pids, group.loaded, group.restarts, scheduler.stage_busy)
+        columns = (group.specs, group.pids, group.loaded, group.restarts, group.counters, scheduler.stage_busy)
         return EngineStats(
             state="failed" if self._failure.done() else self._recovery.state,
             uptime_s=uptime,
@@ -314,10 +314,12 @@ class Engine:
                     busy=min(1.0, busy / uptime),
                     weight_bytes=loaded.weight_bytes,
                     kv_bytes=loaded.page_bytes * scheduler.config.num_pages,
-                    sent_bytes_per_token=loaded.token_bytes if spec.stage < spec.num_stages - 1 else 0,
                     restarts=restarts,
+                    sent_bytes=counters.sent_bytes,
+                    dead_letters=counters.dead_letters,
+                    mailboxes=counters.mailboxes,
                 )
-                for spec, pid, loaded, restarts, busy in zip(*columns, strict=True)
+                for spec, pid, loaded, restarts, counters, busy in zip(*columns, strict=True)
             ),
             stalled_s=0.0 if self._idle else now - self._progress_at,
         )
@@ -336,12 +338,7 @@ class Engine:
 
     def actors(self) -> list[ActorStats]:
         """The actors of the driver, the engine's among them."""
-        return [
-            ActorStats(
-                cell.name, cell.restarts, {inbox.name: len(mailbox) for inbox, mailbox in cell.mailboxes.items()}
-            )
-            for cell in self._system.cells()
-        ]
+        return [ActorStats(cell.name, cell.restarts, cell.ref.depths) for cell in self._system.cells()]
 
     async def trace(self) -> Trace:
         """What every stage did, and for which requests, since the last call; it is forgotten here.

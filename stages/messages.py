@@ -280,13 +280,11 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
         weight_bytes: Bytes of the tensors that this stage materialised.
         page_bytes: Bytes of one KV page over this stage's own layers.
         max_pages: Pages that fit this stage's share of memory.
-        token_bytes: Bytes of one token's hidden state.
     """
 
     weight_bytes: int
     page_bytes: int
     max_pages: int
-    token_bytes: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -301,11 +299,25 @@ class Fenced(msgspec.Struct, frozen=True, tag="fenced"):
     epoch: int
 
 
+class StageCounters(msgspec.Struct, frozen=True):
+    """What a stage counts of itself; totals run since its process started.
+
+    Attributes:
+        dead_letters: Envelopes of old epochs.
+        sent_bytes: Of hidden states, whose transfer to the next stage has ended.
+        mailboxes: Messages that wait in each mailbox of the running session.
+    """
+
+    dead_letters: int = 0
+    sent_bytes: int = 0
+    mailboxes: dict[str, int] = {}
+
+
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
-    """Answers the Ping of the same nonce. ``dead_letters``: envelopes of old epochs, so far."""
+    """Answers the Ping of the same nonce."""
 
     nonce: int
-    dead_letters: int = 0
+    counters: StageCounters = StageCounters()
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

@@ -26,6 +26,7 @@ from actorpp.stages.messages import (
     Ping,
     Pong,
     Ready,
+    StageCounters,
     StageError,
     StageToDriver,
     Topology,
@@ -44,7 +45,13 @@ COMPUTE_GRACE_S = 3600.0
 
 
 class Wiring(Protocol):
-    """How one stage is connected to the driver and its neighbours."""
+    """How one stage is connected to the driver and its neighbours.
+
+    Attributes:
+        sent_bytes: Of tensors, whose transfer to the next stage has ended, in all epochs.
+    """
+
+    sent_bytes: int
 
     def to_driver(self, message: StageToDriver) -> None:
         """Send, never blocking."""
@@ -102,7 +109,6 @@ class StageNode(Actor):
             Loaded(
                 weight_bytes=self.host.loaded_bytes,
                 page_bytes=self.host.kv_bytes_per_page,
-                token_bytes=self.host.hidden_size * self.host.dtype.itemsize,
                 max_pages=max_pages,
             )
         )
@@ -111,7 +117,12 @@ class StageNode(Actor):
     def on_control(self, message: Ping | GetTrace) -> None:
         match message:
             case Ping(nonce):
-                self.wiring.to_driver(Pong(nonce, self.switch.dead_letters))
+                counters = StageCounters(
+                    dead_letters=self.switch.dead_letters,
+                    sent_bytes=self.wiring.sent_bytes,
+                    mailboxes={} if self.session is None else self.session.depths,
+                )
+                self.wiring.to_driver(Pong(nonce, counters))
             case GetTrace(nonce):
                 spans, dropped = self.spans.take()
                 self.wiring.to_driver(TraceSpans(nonce, spans, dropped))

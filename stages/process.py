@@ -79,6 +79,7 @@ class ProcessWiring:
         self._from_driver, self._to_driver = driver_to_stage(), stage_to_driver()
         self._peers = stage_to_stage()
         self._tensors: TensorLink | None = None
+        self.sent_bytes = 0
         self._neighbours: list[Dealer] = []
         self.inlet = Router(
             wiring.endpoint(f"inlet-{spec.stage}-{wiring.incarnation}"),
@@ -115,7 +116,7 @@ class ProcessWiring:
 
         return Links(
             prev=TensorInlet(tensors) if tensors is not None and not spec.is_first else None,
-            next=TensorOutlet(tensors) if tensors is not None and not spec.is_last else None,
+            next=TensorOutlet(tensors, self._sent) if tensors is not None and not spec.is_last else None,
             send_proxy=to_following,
             send_output=self.to_driver,
             feed_first=to_following,
@@ -146,6 +147,9 @@ class ProcessWiring:
         )
         self._neighbours.append(dealer)
         return dealer
+
+    def _sent(self, nbytes: int) -> None:
+        self.sent_bytes += nbytes
 
     async def disconnect(self) -> None:
         while self._neighbours:

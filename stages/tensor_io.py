@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from actorpp.stages.links import Tensor, Work
@@ -20,12 +22,20 @@ class TensorInlet:
 
 
 class TensorOutlet:
-    """Sends to the next stage."""
+    """Sends to the next stage.
 
-    def __init__(self, link: TensorLink) -> None:
+    Args:
+        on_sent: Called with the bytes of each tensor whose transfer has ended well.
+    """
+
+    def __init__(self, link: TensorLink, on_sent: Callable[[int], None]) -> None:
         self._link = link
+        self._on_sent = on_sent
 
     def post_send(self, link_index: int, tensor: Tensor) -> Work[object]:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"a link carries torch tensors, not {type(tensor).__name__}")
-        return self._link.post_send(link_index, tensor)
+        nbytes = tensor.nbytes
+        work = self._link.post_send(link_index, tensor)
+        work.when_done(lambda: self._on_sent(nbytes))
+        return work

@@ -8,7 +8,7 @@ never blocks: the work that comes back is awaited.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import monotonic
 from typing import Protocol
 
@@ -91,6 +91,10 @@ class P2PWork:
 
     def __await__(self) -> Generator[object, None, torch.Tensor]:
         return asyncio.shield(self._future).__await__()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call it on the loop once the transfer has ended well; never, if it fails."""
+        self._future.add_done_callback(lambda future: None if future.exception() else callback())
 
     def finish(self, tensor: torch.Tensor) -> None:
         """Called by the link, on the loop's thread. Does nothing if the work has failed meanwhile."""

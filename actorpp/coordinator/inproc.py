@@ -47,6 +47,7 @@ class InprocPort:
         self.host = StageHost(spec)
         self.node: ActorRef | None = None
         self._links: InprocLink | None = None
+        self.sent_bytes = 0
 
     # --- the driver's line -------------------------------------------------------------------------------------------
 
@@ -97,11 +98,14 @@ class InprocPort:
 
         return Links(
             prev=None if spec.is_first else TensorInlet(link),
-            next=None if spec.is_last else TensorOutlet(link),
+            next=None if spec.is_last else TensorOutlet(link, self._sent),
             send_proxy=to_following,
             send_output=self.to_driver,
             feed_first=to_following,
         )
+
+    def _sent(self, nbytes: int) -> None:
+        self.sent_bytes += nbytes
 
     async def disconnect(self) -> None:
         if self._links is not None:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from actorpp.coordinator.stage_process import Begin, CollectTrace, EndEpoch, StagePort, StageProcess, WaitLoaded
 from actorpp.errors import ActorppError, ActorStoppedError, StageFailedError
 from actorpp.runtime import ActorRef, ActorSystem, Request, guard_timeout
-from actorpp.stages.messages import Hello, Loaded, LogEntry, Output, StageToDriver, Topology, TraceSpans
+from actorpp.stages.messages import Hello, Loaded, LogEntry, Output, StageCounters, StageToDriver, Topology, TraceSpans
 from actorpp.stages.spec import StageSpec
 
 R = TypeVar("R")
@@ -59,6 +59,7 @@ class StageGroup:
     Attributes:
         loaded, pids: By stage, of its present incarnation.
         restarts: By stage.
+        counters: By stage, as of its last heartbeat; totals over all incarnations.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class StageGroup:
         self.loaded: list[Loaded] = []
         self.pids: list[int] = [0] * len(specs)
         self.restarts: list[int] = [0] * len(specs)
+        self.counters = [StageCounters()] * len(specs)
+        self._counted_before = [StageCounters()] * len(specs)  # by the incarnations that have ended
         self._ports = ports
         self._system = system
         self._watchdog_s = watchdog_s
@@ -94,6 +97,7 @@ class StageGroup:
             if (process := self._processes.get(stage)) is not None:
                 await self._system.kill(process)
                 self.restarts[stage] += 1
+                self._counted_before[stage] = self.counters[stage]
             self._load_progress[stage] = (0, 1)
             make = partial(self._process, self.specs[stage])
             try:
@@ -110,6 +114,7 @@ class StageGroup:
             on_lost=partial(self._on_lost, spec.stage),
             on_epoch_lost=self._on_epoch_lost,
             on_hello=partial(self._hello, spec.stage),
+            on_counters=partial(self._counted, spec.stage),
             on_progress=self._progress,
         )
 
@@ -181,6 +186,12 @@ class StageGroup:
     def _hello(self, stage: int, hello: Hello) -> None:
         self._inlets[stage] = hello.inlet
         self.pids[stage] = hello.pid
+
+    def _counted(self, stage: int, counters: StageCounters) -> None:
+        before = self._counted_before[stage]
+        self.counters[stage] = StageCounters(
+            before.dead_letters + counters.dead_letters, before.sent_bytes + counters.sent_bytes, counters.mailboxes
+        )
 
     def _progress(self, stage: int, done: int, total: int) -> None:
         self._load_progress[stage] = (done, total)

@@ -25,6 +25,7 @@ from actorpp.stages.messages import (
     Ping,
     Pong,
     Ready,
+    StageCounters,
     StageError,
     StageToDriver,
     Topology,
@@ -86,6 +87,7 @@ class StageProcess(Actor):
     on_lost: Called once with a StageFailedError: it has ended, reports that it cannot go on, or gives no sign of life.
     on_epoch_lost: Called with the epoch and a StageFailedError when the stage cannot go on with it.
     on_hello: Called with the stage's first word.
+    on_counters: Called with each heartbeat's counters.
     on_progress: Called with the stage, and how much of how much is loaded.
     """
 
@@ -102,6 +104,7 @@ class StageProcess(Actor):
         on_lost: Callable[[StageFailedError], None],
         on_epoch_lost: Callable[[int, StageFailedError], None],
         on_hello: Callable[[Hello], None],
+        on_counters: Callable[[StageCounters], None],
         on_progress: Callable[[int, int, int], None],
     ) -> None:
         self.stage = stage
@@ -112,6 +115,7 @@ class StageProcess(Actor):
         self.on_lost = on_lost
         self.on_epoch_lost = on_epoch_lost
         self.on_hello = on_hello
+        self.on_counters = on_counters
         self.on_progress = on_progress
         self.greeted = False
         self.loaded: Loaded | None = None
@@ -179,8 +183,8 @@ class StageProcess(Actor):
                 self.on_stage_error(epoch, f"stage {self.stage}: {text}")
             case Fenced():
                 self.fenced = message
-            case Pong():
-                pass
+            case Pong(_, counters):
+                self.on_counters(counters)
             case _:
                 assert_never(message)
         self.notify()

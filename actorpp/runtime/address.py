@@ -171,6 +171,11 @@ class ActorRef:
         """How often it has been restarted."""
         return self._cell.restarts
 
+    @property
+    def depths(self) -> dict[str, int]:
+        """By the name of each inbox, how many messages wait there."""
+        return {inbox.name: len(box) for inbox, box in self._cell.mailboxes.items()}
+
     async def join(self) -> Terminated:
         """Wait until the actor has ended, and say how. A crash that is joined counts as handled."""
         self._cell.observed += 1

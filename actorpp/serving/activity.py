@@ -71,7 +71,6 @@ class Activity:
     Attributes:
         busy_s: For each stage, seconds of computing.
         bubble_s: For each stage, seconds without computing while a step was in the pipeline.
-        tokens: Tokens of all finished steps: what each stage has computed, and passed on.
     """
 
     def __init__(self, num_stages: int) -> None:
@@ -79,7 +78,6 @@ class Activity:
         self.steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
         self.busy_s = [0.0] * num_stages
         self.bubble_s = [0.0] * num_stages
-        self.tokens = 0
         self._numbers = count()
 
     def step_done(self, step: Step, timings: Sequence[StageTiming], model: CostModel | None = None) -> None:
@@ -101,7 +99,6 @@ class Activity:
                 self.bubble_s[stage] += idle
         for stage, (start, end) in enumerate(spans):
             self.busy_s[stage] += end - start
-        self.tokens += step.num_tokens
         self.steps.append(record)
         while self.steps[0].spans[-1][1] < spans[-1][1] - KEEP_S:
             self.steps.popleft()

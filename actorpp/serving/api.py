@@ -109,8 +109,9 @@ Event = Progress | PromptLogprobs | Tokens | Finished
 class StageStats(msgspec.Struct, frozen=True, kw_only=True):
     """One stage since the engine started. ``layers`` is the half-open range of layers it holds.
 
-    ``pid`` is its present process's, the one after ``restarts`` others. ``sent_bytes_per_token``: of hidden state, to
-    the next stage; 0 of the last one.
+    ``pid`` is its present process's, the one after ``restarts`` others. What the stage counts itself is as of its last
+    heartbeat, a second ago at most: bytes of hidden states that have gone to the next stage, envelopes of old epochs,
+    and the messages that wait in each mailbox of its session.
     """
 
     layers: tuple[int, int]
@@ -119,7 +120,9 @@ class StageStats(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     kv_bytes: int
     restarts: int = 0
-    sent_bytes_per_token: int = 0
+    sent_bytes: int = 0
+    dead_letters: int = 0
+    mailboxes: dict[str, int] = {}
 
 
 class ActorStats(msgspec.Struct, frozen=True):

@@ -142,8 +142,27 @@ class _Snapshot(Collector):
             CounterMetricFamily,
             "stage_p2p_bytes",
             "Hidden states passed on to the next stage.",
-            [float(activity.tokens * stage.sent_bytes_per_token) for stage in stats.stages],
+            [float(stage.sent_bytes) for stage in stats.stages],
         )
+        yield by_stage(
+            CounterMetricFamily,
+            "stage_dead_letters",
+            "Messages of epochs that had ended.",
+            [float(stage.dead_letters) for stage in stats.stages],
+        )
+        yield by_stage(
+            CounterMetricFamily,
+            "stage_restarts",
+            "Processes of the stage that were lost.",
+            [float(stage.restarts) for stage in stats.stages],
+        )
+        waiting = GaugeMetricFamily(
+            "actorpp_stage_mailbox_depth", "Messages that wait in a stage.", labels=["stage", "inbox"]
+        )
+        for stage, mailboxes in enumerate(stage.mailboxes for stage in stats.stages):
+            for inbox, depth in mailboxes.items():
+                waiting.add_metric([str(stage), inbox], depth)
+        yield waiting
         yield by_stage(
             GaugeMetricFamily, "stage_weight_bytes", "Of weights.", [float(s.weight_bytes) for s in stats.stages]
         )
@@ -157,11 +176,11 @@ class _Snapshot(Collector):
                 for name, value in msgspec.structs.asdict(cost).items():
                     costs.add_metric([str(stage), name], value)
         yield costs
-        depth = GaugeMetricFamily("actorpp_mailbox_depth", "Messages that wait.", labels=["actor", "inbox"])
+        depths = GaugeMetricFamily("actorpp_mailbox_depth", "Messages that wait.", labels=["actor", "inbox"])
         restarts = CounterMetricFamily("actorpp_actor_restarts", "Restarts of an actor.", labels=["actor"])
         for actor in self._engine.actors():
             restarts.add_metric([actor.name], actor.restarts)
-            for inbox, messages in actor.depths.items():
-                depth.add_metric([actor.name, inbox], messages)
-        yield depth
+            for inbox, depth in actor.depths.items():
+                depths.add_metric([actor.name, inbox], depth)
+        yield depths
         yield restarts

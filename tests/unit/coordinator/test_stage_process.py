@@ -44,6 +44,7 @@ def test_a_stage_is_sent_nothing_before_its_first_word() -> None:
                 on_lost=lambda error: None,
                 on_epoch_lost=lambda epoch, error: None,
                 on_hello=lambda hello: None,
+                on_counters=lambda counters: None,
                 on_progress=lambda stage, done, total: None,
             )
             ref = await system.spawn(lambda: process)

@@ -32,7 +32,6 @@ def test_totals_and_the_newest_steps() -> None:
             [StageTiming(start + at, end + at) for start, end in timings],
         )
     assert activity.busy_s == pytest.approx([3.0, 6.0])
-    assert activity.tokens == 18
     assert [record.number for record in activity.steps] == [2]
     assert (activity.steps[0].prefill, activity.steps[0].decode, activity.steps[0].requests) == (5, 1, (7,))
     activity.step_done(step(3, Segment(7, 0, 5)), ())  # a step without timings tells nothing
