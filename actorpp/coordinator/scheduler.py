@@ -187,11 +187,22 @@ class Scheduler:
         )
 
     def _decode_segments(self) -> tuple[int, list[Segment]]:
-        """Decode tokens of the slot that was served least recently among those with a request ready."""
+        """Decode tokens of the slot that was served least recently among those with a request ready.
+
+        Where some of a slot's requests wait for an Output that the others need not wait for, all wait, if that keeps no
+        stage from work: else they would go in steps of their own for good.
+        """
         ready: dict[int, list[Request]] = {}
+        behind: set[int] = set()
         for request in self.running.values():
-            if request.slot is not None and self._ready(request):
+            if request.slot is None or request.sampled >= request.max_tokens:
+                continue
+            if request.unprocessed > self.config.async_depth:
+                behind.add(request.slot)
+            elif request.source is None or self.next_seq - request.source.seq >= self.config.num_stages:
                 ready.setdefault(request.slot, []).append(request)
+        if len(self.in_flight) >= self.config.num_stages and not self._prefilling():
+            ready = {slot: requests for slot, requests in ready.items() if slot not in behind}
         slot = self._slots.take_turn(ready)
         segments: list[Segment] = []
         for index, request in enumerate(ready.get(slot, ())):
@@ -200,12 +211,6 @@ class Scheduler:
             segments.append(Segment(request.rid, start, 1, token, sample=True))
             self._sampled(request, index)
         return slot, segments
-
-    def _ready(self, request: Request) -> bool:
-        """Whether the next decode token can be issued in the next step without holding up what follows it."""
-        if request.sampled >= request.max_tokens or request.unprocessed > self.config.async_depth:
-            return False
-        return request.source is None or self.next_seq - request.source.seq >= self.config.num_stages
 
     def _add_prefill_segments(self, segments: list[Segment]) -> None:
         budget = self.config.max_num_batched_tokens - len(segments)
@@ -256,7 +261,7 @@ class Scheduler:
 
     def _prefill_order(self) -> list[Request]:
         """In order of admission, but every other step the shortest first: a short one waits two chunks at most."""
-        order = [r for r in self.running.values() if r.phase is Phase.PREFILL]
+        order = self._prefilling()
         if len(order) > 1:
             self._short_first = not self._short_first
             if self._short_first:
@@ -375,6 +380,10 @@ class Scheduler:
             self._retire.append(request.rid)
 
     # --- small things ----------------------------------------------------------------------------------------------
+
+    def _prefilling(self) -> list[Request]:
+        """In order of admission."""
+        return [request for request in self.running.values() if request.phase is Phase.PREFILL]
 
     def _take_seq(self) -> int:
         self.next_seq += 1

@@ -185,6 +185,22 @@ def test_decode_requests_are_spread_over_slots_within_one() -> None:
         pipe.pump()
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_requests_that_came_one_after_the_other_decode_together(stages: int) -> None:
+    s = scheduler(stages=stages, running=16, chunk=256)
+    pipe = Pipe(s)
+    for rid in range(16):
+        s.submit(request(rid, 8, max_tokens=40))
+        pipe.pump()
+        if rid % 3 == 2:
+            pipe.answer()
+    pipe.drain()
+    decodes = [e.num_tokens for e in pipe.log if isinstance(e, Step) and e.segments[0].token is not None]
+    full = 16 // stages
+    assert sum(tokens == full for tokens in decodes) >= 30 * stages
+    assert len(decodes) <= 50 * stages
+
+
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_decode_steps_are_no_more_than_the_stages_need(stages: int) -> None:
     s = scheduler(stages=stages, depth=3, running=16, chunk=256)
