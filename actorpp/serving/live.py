@@ -54,6 +54,8 @@ class Live:
         prefills = engine.prefills()
         return {
             "now": now,
+            "state": "draining" if self._gateway.draining else stats.state,
+            "stages": [{"queue": stage.mailboxes.get("log", 0), "restarts": stage.restarts} for stage in stats.stages],
             "steps": [
                 [step.number, step.prefill, step.decode, step.spans]
                 for step in activity.steps

@@ -185,6 +185,7 @@ class FakeEngine:
     closed: bool = False
     stalled_s: float = 0.0
     state: EngineState = "ready"
+    restarts: int = 0
 
     def __post_init__(self) -> None:
         self.activity = Activity(self.num_stages)
@@ -249,7 +250,7 @@ class FakeEngine:
         )
 
     def stats(self) -> EngineStats:
-        stage = StageStats(layers=(0, 1), pid=1, busy=0.5, weight_bytes=1, kv_bytes=1)
+        stage = StageStats(layers=(0, 1), pid=1, busy=0.5, weight_bytes=1, kv_bytes=1, restarts=self.restarts)
         return EngineStats(
             state=self.state,
             uptime_s=1.0,

@@ -51,14 +51,17 @@ export function drawGantt(canvas, steps, stages, now) {
   context.textBaseline = "middle";
   context.strokeStyle = colour.line;
   context.fillStyle = colour.soft;
-  for (let second = Math.ceil(start / 2) * 2; second <= now; second += 2) {
+  context.textAlign = "center";
+  for (let ago = 2; ago < WINDOW_S; ago += 2) {
     context.beginPath();
-    context.moveTo(x(second), 0);
-    context.lineTo(x(second), height - axis + 3);
+    context.moveTo(x(now - ago), 0);
+    context.lineTo(x(now - ago), height - axis + 3);
     context.stroke();
-    const label = `${Math.round(second - now)} s`;
-    if (x(second) > left + 14 && x(second) < width - 20) context.fillText(label, x(second) - 10, height - axis / 2);
+    context.fillText(`-${ago} s`, x(now - ago), height - axis / 2);
   }
+  context.textAlign = "right";
+  context.fillText("now", width, height - axis / 2);
+  context.textAlign = "left";
   for (let stage = 0; stage < stages; stage++) {
     const top = stage * (row + gap) + gap / 2;
     context.fillStyle = colour.soft;

@@ -8,7 +8,7 @@ const still = matchMedia("(prefers-reduced-motion: reduce)");
 const state = { about: null, newest: null, steps: [], rates: [], firstTokens: [], offset: 0, chartsAt: 0, drawnAt: 0 };
 
 const seconds = (value) => value == null ? "–" : value >= 60 ? `${Math.floor(value / 60)} min ${Math.round(value % 60)} s` : value >= 1 ? `${value.toFixed(value < 10 ? 2 : 1)} s` : `${Math.round(1000 * value)} ms`;
-const bytes = (value) => value >= 2 ** 30 ? `${(value / 2 ** 30).toFixed(1)} GiB` : `${Math.round(value / 2 ** 20)} MiB`;
+const bytes = (value) => value >= 2 ** 30 ? `${(value / 2 ** 30).toFixed(1)} GiB` : value >= 2 ** 20 ? `${Math.round(value / 2 ** 20)} MiB` : `${Math.ceil(value / 2 ** 10)} KiB`;
 const count = (value) => Math.round(value).toLocaleString("en");
 const percent = (value) => `${Math.round(100 * value)}%`;
 const clock = () => performance.now() / 1000 + state.offset; // the server's
@@ -46,13 +46,13 @@ async function follow() {
         else take(JSON.parse(event.data));
       }
     } catch (error) { /* said below: the server is away */ }
-    show("away", "server away, trying again");
+    show("bad", "server away, trying again");
     await new Promise((resolve) => setTimeout(resolve, wait));
   }
 }
 
 function show(kind, text) {
-  $("dot").className = `dot ${kind === "ok" ? "ok" : "bad"}`;
+  $("dot").className = `dot ${kind}`;
   $("status").textContent = text;
 }
 
@@ -66,7 +66,8 @@ function begin(about) {
     const card = document.createElement("article");
     card.className = "stage";
     card.innerHTML = `<h3>Stage ${index}<span></span></h3><div class="bar split"><span class="busy"></span><span class="bubble"></span></div>
-      <dl><dt>busy</dt><dd class="share"></dd><dt>bubbles</dt><dd class="idle"></dd><dt>weights</dt><dd class="weights"></dd><dt>KV pages</dt><dd class="pages"></dd></dl>`;
+      <dl><dt>busy</dt><dd class="share"></dd><dt>bubbles</dt><dd class="idle"></dd><dt>queue</dt><dd class="queue"></dd><dt>weights</dt><dd class="weights"></dd><dt>KV pages</dt><dd class="pages"></dd><dt>restarts</dt><dd class="restarts"></dd></dl>`;
+    card.querySelector(".queue").title = "steps that waited in the stage at its last heartbeat";
     card.querySelector("h3 span").textContent = stage.layers[1] - stage.layers[0] > 1 ? `layers ${stage.layers[0]}–${stage.layers[1] - 1}` : `layer ${stage.layers[0]}`;
     card.querySelector(".weights").textContent = bytes(stage.weight_bytes);
     card.querySelector(".pages").textContent = bytes(stage.kv_bytes);
@@ -102,9 +103,17 @@ function shares(stage, now) {
   return [Math.min(1, busy / WINDOW_S), Math.min(1, idle / WINDOW_S)];
 }
 
+// The worst that is to be said of the server, and its colour.
+function condition(snapshot) {
+  if (snapshot.state === "recovering") return ["warn", "recovering: a stage is brought back, requests wait"];
+  if (snapshot.state === "draining") return ["warn", "stopping: no new requests"];
+  if (snapshot.state !== "ready") return ["bad", snapshot.state];
+  if (snapshot.stalled_s > 10) return ["bad", `no step for ${seconds(snapshot.stalled_s)}`];
+  return ["ok", `up ${seconds(snapshot.uptime_s)}`];
+}
+
 function figures(snapshot) {
-  const stalled = snapshot.stalled_s > 10;
-  show(stalled ? "stalled" : "ok", stalled ? `no step for ${seconds(snapshot.stalled_s)}` : `up ${seconds(snapshot.uptime_s)}`);
+  show(...condition(snapshot));
   $("running").textContent = count(snapshot.running);
   $("waiting").textContent = `${count(snapshot.waiting)} waiting`;
   $("flight").textContent = `${snapshot.in_flight} / ${snapshot.window}`;
@@ -124,6 +133,9 @@ function figures(snapshot) {
     card.querySelector(".share").textContent = percent(busy);
     card.querySelector(".bubble").style.width = percent(Math.min(1 - busy, bubble));
     card.querySelector(".idle").textContent = percent(bubble);
+    card.querySelector(".queue").textContent = count(snapshot.stages[stage].queue);
+    card.querySelector(".restarts").textContent = snapshot.stages[stage].restarts;
+    card.classList.toggle("restarted", snapshot.stages[stage].restarts > 0);
   });
   prefills(snapshot);
 }

@@ -12,11 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
+from actorpp.config import EngineConfig
 from actorpp.serving.gateway import Gateway
 from tests.exactness.tiny import save_llama
 from tests.support.chromium import Page, browser
 from tests.unit.engine.support import served
-from tests.unit.serving.fakes import make_tokenizer
+from tests.unit.serving.fakes import FakeEngine, make_tokenizer
 from tests.unit.serving.http.support import client_of, serving
 
 
@@ -43,6 +44,8 @@ def test_its_events_tell_of_steps_rates_and_first_tokens_once(model: Path) -> No
                 first_tokens += snapshot["first_tokens"]
             assert [step[0] for step in seen] == sorted({step[0] for step in seen})
             assert sum(step[1] for step in seen) == 40
+            assert snapshot["state"] == "ready"
+            assert snapshot["stages"] == [{"queue": 0, "restarts": 0}] * 2
             for _, _, _, spans in seen:
                 assert len(spans) == 2
                 assert all(start <= end <= snapshot["now"] for start, end in spans)
@@ -94,6 +97,7 @@ def test_in_chromium(tmp_path: Path) -> None:
             page.until("document.getElementById('answer').textContent.length > 20")
             page.until("/TTFT .* tokens/.test(document.getElementById('figures').textContent)")
             page.until("document.getElementById('finished').textContent.startsWith('1 ')")
+            assert page.value("document.querySelector('.queue').textContent") == "0"
             asyncio.run_coroutine_threadsafe(many(url), loop).result()
             page.until("/[1-9]/.test(document.getElementById('prefill-rate').textContent)")
             assert coloured(page, "gantt") > 100
@@ -107,12 +111,16 @@ def test_in_chromium(tmp_path: Path) -> None:
             page.until("true")
             if pictures is not None:
                 page.screenshot(pictures / "dark.png")
+            page.scheme("light")
             page.size(390, 844)
             page.until("innerWidth == 390")
             assert page.value("document.documentElement.scrollWidth") <= 390
             page.until("document.getElementById('gantt').width <= 2 * 390")
             if pictures is not None:
-                page.screenshot(pictures / "phone.png")
+                page.screenshot(pictures / "phone-light.png")
+                page.scheme("dark")
+                page.until(f"getComputedStyle(document.body).backgroundColor != {json.dumps(light)}")
+                page.screenshot(pictures / "phone-dark.png")
             assert page.errors == []
 
     async def many(url: str) -> None:
@@ -129,6 +137,32 @@ def test_in_chromium(tmp_path: Path) -> None:
     model = save_llama(tmp_path / "model", tied=True, eos_token_id=2, layers=8)
     make_tokenizer(model)
     served(model, body, stages=8, kv_tokens=16384, chunked_prefill_size=64)
+
+
+@pytest.mark.browser
+def test_a_server_that_recovers_says_so(tmp_path: Path) -> None:
+    pictures = Path(os.environ["ACTORPP_SCREENSHOTS"]) if "ACTORPP_SCREENSHOTS" in os.environ else None
+
+    def see(url: str, engine: FakeEngine) -> None:
+        with browser(tmp_path / "profile") as page:
+            page.size(1280, 900)
+            page.open(url)
+            page.until("document.getElementById('status').textContent.startsWith('recovering')")
+            page.until("document.querySelector('.stage .restarts').textContent == '2'")
+            if pictures is not None:
+                page.screenshot(pictures / "recovering.png")
+            engine.state = "ready"
+            page.until("document.getElementById('status').textContent.startsWith('up')")
+            engine.stalled_s = 100.0
+            page.until("document.getElementById('status').textContent == 'no step for 1 min 40 s'")
+            assert page.errors == []
+
+    async def main() -> None:
+        engine = FakeEngine(EngineConfig(), state="recovering", restarts=2)
+        async with engine, Gateway(engine, "fake") as gateway, serving(gateway) as url:
+            await asyncio.to_thread(see, url, engine)
+
+    asyncio.run(main())
 
 
 def coloured(page: Page, canvas: str) -> int:
