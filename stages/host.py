@@ -80,6 +80,7 @@ class StageHost:
         self._loaded: LoadedModel | None = None
         self._arena: KVArena | None = None
         self._received: torch.Tensor | None = None
+        self._began: float | None = None
 
     # --- facts ---------------------------------------------------------------------------------------------------
 
@@ -237,6 +238,19 @@ class StageHost:
         Raises:
             ProtocolError: The step does not follow from the log so far.
         """
+        self._began = time.monotonic()
+        try:
+            return self._compute(step, hidden, outputs)
+        finally:
+            self._began = None
+
+    @property
+    def computing_s(self) -> float:
+        """Seconds that the step under way has taken so far; 0 without one. Read from another thread than computes."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def _compute(self, step: Step, hidden: torch.Tensor | None, outputs: Mapping[int, Output]) -> Launched:
         self._use_threads()
         self._retire(step.retire)
         start = time.monotonic()

@@ -314,9 +314,17 @@ class StageCounters(msgspec.Struct, frozen=True):
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
-    """Answers the Ping of the same nonce."""
+    """Answers the Ping of the same nonce.
+
+    Attributes:
+        clock: The stage's own monotonic clock, of spans and timings.
+        computing_s: Seconds that the step being computed has taken so far; 0 while there is none.
+        counters: What the stage counts of itself.
+    """
 
     nonce: int
+    clock: float
+    computing_s: float = 0.0
     counters: StageCounters = StageCounters()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import Protocol
 
 import structlog
@@ -122,7 +123,7 @@ class StageNode(Actor):
                     sent_bytes=self.wiring.sent_bytes,
                     mailboxes={} if self.session is None else self.session.depths,
                 )
-                self.wiring.to_driver(Pong(nonce, counters))
+                self.wiring.to_driver(Pong(nonce, monotonic(), self.host.computing_s, counters))
             case GetTrace(nonce):
                 spans, dropped = self.spans.take()
                 self.wiring.to_driver(TraceSpans(nonce, spans, dropped))

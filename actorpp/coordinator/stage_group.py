@@ -6,17 +6,32 @@ When to restart one, and with which epoch to go on, is decided in ``recovery.py`
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from actorpp.coordinator.stage_process import Begin, CollectTrace, EndEpoch, StagePort, StageProcess, WaitLoaded
 from actorpp.errors import ActorppError, ActorStoppedError, StageFailedError
 from actorpp.runtime import ActorRef, ActorSystem, Request, guard_timeout
-from actorpp.stages.messages import Hello, Loaded, LogEntry, Output, StageCounters, StageToDriver, Topology, TraceSpans
+from actorpp.stages.messages import (
+    Hello,
+    Loaded,
+    LogEntry,
+    Output,
+    Span,
+    StageCounters,
+    StageTiming,
+    StageToDriver,
+    Topology,
+    TraceSpans,
+)
 from actorpp.stages.spec import StageSpec
 
 R = TypeVar("R")
+Timed = TypeVar("Timed", Span, StageTiming)
 
 
 class Ports(Protocol):
@@ -89,6 +104,7 @@ class StageGroup:
         self._on_progress = on_progress
         self._inlets = [""] * len(specs)
         self._load_progress = [(0, 1)] * len(specs)
+        self._ahead = [0.0] * len(specs)  # of the driver's clock
         self._processes: dict[int, ActorRef] = {}
 
     async def start(self, stages: Iterable[int] | None = None) -> None:
@@ -99,6 +115,7 @@ class StageGroup:
                 self.restarts[stage] += 1
                 self._counted_before[stage] = self.counters[stage]
             self._load_progress[stage] = (0, 1)
+            self._ahead[stage] = 0.0
             make = partial(self._process, self.specs[stage])
             try:
                 self._processes[stage] = await self._system.spawn(make, name=f"stage-{stage}")
@@ -110,12 +127,13 @@ class StageGroup:
             spec.stage,
             lambda deliver: self._ports.launch(spec, deliver),
             watchdog_s=self._watchdog_s,
-            on_output=self._on_output,
+            on_output=self._output,
             on_lost=partial(self._on_lost, spec.stage),
             on_epoch_lost=self._on_epoch_lost,
             on_hello=partial(self._hello, spec.stage),
             on_counters=partial(self._counted, spec.stage),
             on_progress=self._progress,
+            on_clock=partial(operator.setitem, self._ahead, spec.stage),
         )
 
     async def wait_loaded(self) -> None:
@@ -161,8 +179,15 @@ class StageGroup:
         self._ports.write(entry)
 
     async def trace(self) -> list[TraceSpans]:
-        """What every stage did since the last time, if the stages record it. Raises StageFailedError."""
-        return await self._ask_all(CollectTrace())
+        """What every stage did since the last time, on the driver's clock, if the stages record it.
+
+        Raises StageFailedError.
+        """
+        answers = await self._ask_all(CollectTrace())
+        return [
+            replace(answer, spans=tuple(moved(span, -ahead) for span in answer.spans)) if ahead else answer
+            for answer, ahead in zip(answers, self._ahead, strict=True)
+        ]
 
     async def close(self, grace_s: float) -> None:
         """End every stage; afterwards none of its processes is left."""
@@ -183,6 +208,12 @@ class StageGroup:
             raise error from None
         return [task.result() for task in tasks]
 
+    def _output(self, output: Output) -> None:
+        if any(self._ahead):
+            timings = zip(output.timings, self._ahead, strict=False)
+            output = replace(output, timings=tuple(moved(timing, -ahead) for timing, ahead in timings))
+        self._on_output(output)
+
     def _hello(self, stage: int, hello: Hello) -> None:
         self._inlets[stage] = hello.inlet
         self.pids[stage] = hello.pid
@@ -196,3 +227,8 @@ class StageGroup:
     def _progress(self, stage: int, done: int, total: int) -> None:
         self._load_progress[stage] = (done, total)
         self._on_progress(sum(d for d, _ in self._load_progress), sum(t for _, t in self._load_progress))
+
+
+def moved(timed: Timed, seconds: float) -> Timed:
+    """The same, so much later."""
+    return replace(timed, start=timed.start + seconds, end=timed.end + seconds)

@@ -7,6 +7,7 @@ It is one incarnation of the stage: its own end is the stage's. The log and the 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol, TypeVar, assert_never
@@ -35,6 +36,8 @@ from actorpp.stages.messages import (
 T = TypeVar("T")
 
 HEARTBEAT_S = 1.0
+ONE_CLOCK_S = 0.01  # clocks that need not differ by more are one: that of the host
+CLOCK_SAMPLES = 64  # newest answers to pings: clocks of two hosts drift
 LOADING_PATIENCE_S = 60.0  # the watchdog's at least while loading holds a stage's loop up
 
 
@@ -89,6 +92,7 @@ class StageProcess(Actor):
     on_hello: Called with the stage's first word.
     on_counters: Called with each heartbeat's counters.
     on_progress: Called with the stage, and how much of how much is loaded.
+    on_clock: Called with how many seconds the stage's clock is ahead of this loop's, whenever that is measured.
     """
 
     news = Inbox[StageNews](capacity=4096, priority=0)
@@ -106,6 +110,7 @@ class StageProcess(Actor):
         on_hello: Callable[[Hello], None],
         on_counters: Callable[[StageCounters], None],
         on_progress: Callable[[int, int, int], None],
+        on_clock: Callable[[float], None],
     ) -> None:
         self.stage = stage
         self.launch = launch
@@ -117,6 +122,7 @@ class StageProcess(Actor):
         self.on_hello = on_hello
         self.on_counters = on_counters
         self.on_progress = on_progress
+        self.on_clock = on_clock
         self.greeted = False
         self.loaded: Loaded | None = None
         self.ready: Ready | None = None
@@ -126,6 +132,8 @@ class StageProcess(Actor):
         self.failure: StageFailedError | None = None
         self.alive_at = 0.0
         self.nonce = 0
+        self.pinged_at = 0.0
+        self.clocks: deque[tuple[float, float]] = deque(maxlen=CLOCK_SAMPLES)  # round trip, and how far it is ahead
 
     async def started(self) -> None:
         self.port = port = await self.launch(self.deliver)
@@ -148,21 +156,31 @@ class StageProcess(Actor):
         if self.port is not None:
             await self.port.kill()
 
+    @property
+    def patience(self) -> float:
+        """Seconds without a sign of life, or with one step, that are too many: one heartbeat later is the watchdog's
+        time, and by then it must have been noticed."""
+        return max(self.watchdog_s - HEARTBEAT_S, self.watchdog_s / 2)
+
     async def heartbeat(self) -> None:
         """The stage's loop must answer: a thread of ZeroMQ answers ZMTP's own heartbeat even when Python hangs."""
         loop = asyncio.get_running_loop()
         self.alive_at = loop.time()
         while self.failure is None:
             await guard_sleep(HEARTBEAT_S)
-            patience = self.watchdog_s if self.loaded is not None else max(self.watchdog_s, LOADING_PATIENCE_S)
+            patience = self.patience if self.loaded is not None else max(self.patience, LOADING_PATIENCE_S)
             if not self.greeted:  # it imports, and has no loop yet: the start has a timeout of its own
                 self.alive_at = loop.time()  # no ping either: its socket may be there before the actor that answers
             elif loop.time() - self.alive_at > patience:
                 silent = f"stage {self.stage}: its loop gave no sign of life for {patience:g} s"
                 self.fail(StageFailedError(silent, stage=self.stage))
             else:
-                self.nonce += 1
-                self.send(Ping(self.nonce))
+                self.ping()
+
+    def ping(self) -> None:
+        self.nonce += 1
+        self.pinged_at = asyncio.get_running_loop().time()
+        self.send(Ping(self.nonce))
 
     @news.handler
     def on_news(self, message: StageNews) -> None:
@@ -177,17 +195,36 @@ class StageProcess(Actor):
                 self.loaded = message
             case Ready():
                 self.ready = message
+                self.ping()  # before the first step its loop is quick to say what its clock is
             case TraceSpans(nonce):
                 self.trace[nonce] = message
             case StageError(epoch, _, text):
                 self.on_stage_error(epoch, f"stage {self.stage}: {text}")
             case Fenced():
                 self.fenced = message
-            case Pong(_, counters):
-                self.on_counters(counters)
+            case Pong():
+                self.on_pong(message)
             case _:
                 assert_never(message)
         self.notify()
+
+    def on_pong(self, pong: Pong) -> None:
+        """Its loop lives; its compute may hang, and its clock be another one."""
+        self.on_counters(pong.counters)
+        if pong.nonce == self.nonce:
+            now = asyncio.get_running_loop().time()
+            self.clocks.append((now - self.pinged_at, pong.clock - (now + self.pinged_at) / 2))
+            self.on_clock(self.clock_ahead)
+        if pong.computing_s > self.patience:
+            slow = f"stage {self.stage}: one step has taken {pong.computing_s:.3g} s"
+            self.fail(StageFailedError(slow, stage=self.stage))
+
+    @property
+    def clock_ahead(self) -> float:
+        """Seconds that the stage's clock is ahead of this loop's, by its quickest answer to a ping (Cristian 1989), of
+        which half the round trip may be wrong. 0 where it may be the same clock, as it is on one host."""
+        trip, ahead = min(self.clocks, default=(0.0, 0.0))
+        return ahead if abs(ahead) > trip / 2 + ONE_CLOCK_S else 0.0
 
     def on_stage_error(self, epoch: int | None, text: str) -> None:
         if epoch is None:

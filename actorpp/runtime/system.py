@@ -12,7 +12,7 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
-from actorpp.errors import ActorDefinitionError, DeadlockError
+from actorpp.errors import ActorDefinitionError, ActorppError, DeadlockError
 from actorpp.runtime.actor import Actor
 from actorpp.runtime.address import ActorRef, Address
 from actorpp.runtime.cell import Cell
@@ -237,7 +237,8 @@ class ActorSystem:
     def _escalate(self, cell: Cell, error: Exception) -> None:
         """A crash that no restart will help: to those who watch it, else to the parent, else to the system's owner."""
         if cell.observed or cell.watchers:
-            log.error("%s crashed", cell.name, exc_info=error)
+            expected = isinstance(error, ActorppError)  # its message says it all; whoever watches has the rest
+            log.error("%s crashed: %s", cell.name, error, exc_info=None if expected else error)
         elif cell.parent is not None and not cell.parent.terminated.done():
             cell.parent.crash(error)
         else:

@@ -96,14 +96,16 @@ def asks(generator: random.Random, count: int, vocab: int, longest: int) -> list
 def schedule(generator: random.Random, stages: int, *, processes: bool) -> list[Strike]:
     """The faults of one round: one, two at once, two in a row, or one and another in the recovery from it.
 
-    Stages on the loop cannot stop, and have no points in their transport.
+    Stages on the loop cannot stop or hang, and have no points in their transport.
     """
     victim, visit = generator.randrange(stages), generator.randint(1, 4)
     other = (victim + generator.randrange(1, stages)) % stages
-    kinds = ["kill", "kill", "kill", "stop"] if processes else ["kill"]
+    kinds = ["kill", "kill", "kill", "stop", "hang"] if processes else ["kill"]
     point = generator.choice(["prefill", "decode", *(("sending", "receiving") if processes else ())])
     if (point, victim) in (("sending", stages - 1), ("receiving", 0)):
         point = "prefill"
+    if point in ("sending", "receiving") and "hang" in kinds:  # only the compute hangs
+        kinds.remove("hang")
     first = Strike(victim, point, generator.choice(kinds), visit)
     match generator.choice(["alone", "alone", "alone", "at once", "loading", "loading", "joining", "again"]):
         case "at once":
@@ -229,7 +231,7 @@ def trapped_loop(folder: Path, system: ActorSystem) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def opened(config: EngineConfig, seed: int, *, longest: int) -> AsyncIterator[Harness]:
+async def opened(config: EngineConfig, seed: int, *, longest: int, trace: bool = False) -> AsyncIterator[Harness]:
     """An engine with the points, and its undisturbed answers."""
     generator = random.Random(f"requests {seed}")
     with TemporaryDirectory(prefix="faults-") as name:
@@ -237,7 +239,7 @@ async def opened(config: EngineConfig, seed: int, *, longest: int) -> AsyncItera
         async with ActorSystem("faults") as system:
             process = config.transport == "process"
             with trapped_processes(folder) if process else trapped_loop(folder, system):
-                async with Engine(config, system=system) as engine:
+                async with Engine(config, system=system, trace=trace) as engine:
                     rounds = [asks(generator, 4, engine.checkpoint.vocab_size, longest) for _ in range(2)]
                     harness = Harness(engine, folder, rounds)
                     await harness.learn()

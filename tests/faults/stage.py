@@ -1,19 +1,39 @@
-"""A stage process that dies or stops at the points armed for it; but for that, it is the product's."""
+"""A stage process that dies, stops or hangs at the points armed for it, and whose clocks are wrong.
+
+But for that, it is the product's.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from contextlib import ExitStack
 from unittest.mock import patch
 
 from actorpp.stages import entry
+from actorpp.stages.spec import StageSpec
+from actorpp.stages.wiring import WiringSpec
 from tests.faults.trap import Trap, folder_of_environment
+
+SKEW_S = 10.0
 
 
 def strike(stage: int, kind: str) -> None:
-    """Nothing of this process's own runs between the point and its end."""
+    """Nothing of this process's own runs between the point and its end; of one that hangs, all but the compute."""
+    if kind == "hang":
+        threading.Event().wait()
     os.kill(os.getpid(), signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
+
+
+def skew_clocks(seconds: float) -> None:
+    """Ahead in every other start of a stage, behind in the rest. For modules that are imported from now on."""
+    number = StageSpec.from_env(os.environ).stage + WiringSpec.from_env(os.environ).incarnation
+    ahead = seconds * (-1) ** number
+    for name in ("time", "monotonic"):
+        clock = getattr(time, name)
+        setattr(time, name, lambda clock=clock: clock() + ahead)
 
 
 def set_traps(stack: ExitStack) -> None:
@@ -30,6 +50,7 @@ def set_traps(stack: ExitStack) -> None:
 
 
 if __name__ == "__main__":
+    skew_clocks(SKEW_S)
     with ExitStack() as stack:
         import_lightly = entry.import_lightly
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from actorpp.analysis.steps import traced_steps
+from actorpp.analysis.trace import Trace
 from actorpp.config import EngineConfig
 from tests.exactness.tiny import save_llama
 from tests.faults.harness import Harness, Tally, opened, schedule
@@ -20,7 +22,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_llama(tmp_path_factory.mktemp("faults"), tied=True, eos_token_id=2)
 
 
-def play(model: Path, rounds: list[list[Strike]], **options: Any) -> Tally:
+def check_order(trace: Trace) -> None:
+    """On one clock, though the clocks of the stages' processes are 10 s ahead or behind: see ``stage``."""
+    steps = traced_steps(trace.stages)
+    assert steps
+    for step in steps:
+        for ended, began in zip(step.ends, step.starts[1:], strict=False):
+            assert ended - 1 < began < ended + 5
+    asked = {request.rid: request.submitted for request in trace.requests}
+    assert all(step.starts[0] > asked[segment.rid] - 1 for step in steps for segment in step.segments)
+
+
+def play(model: Path, rounds: list[list[Strike]], *, trace: bool = False, **options: Any) -> Tally:
     async def main() -> Tally:
         config = EngineConfig(
             model=str(model),
@@ -33,9 +46,11 @@ def play(model: Path, rounds: list[list[Strike]], **options: Any) -> Tally:
             **options,
         )
         harness: Harness
-        async with opened(config, 0, longest=60) as harness:
+        async with opened(config, 0, longest=60, trace=trace) as harness:
             for number, strikes in enumerate(rounds):
                 await harness.play(number, strikes)
+            if trace:
+                check_order(await harness.engine.trace())
         return harness.tally
 
     return asyncio.run(main())
@@ -43,13 +58,13 @@ def play(model: Path, rounds: list[list[Strike]], **options: Any) -> Tally:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_processes_that_die_or_stop_cost_no_request(model: Path) -> None:
+def test_processes_that_die_stop_or_hang_cost_no_request(model: Path) -> None:
     rounds = [
         [Strike(1, "prefill", visit=2), Strike(1, "loading")],
-        [Strike(0, "sending"), Strike(2, "decode", "stop")],
+        [Strike(0, "sending"), Strike(1, "decode", "hang"), Strike(2, "decode", "stop")],
         [Strike(2, "receiving", visit=2), Strike(0, "joining")],
     ]
-    tally = play(model, rounds, watchdog_timeout=10.0, warm_spares=1)
+    tally = play(model, rounds, watchdog_timeout=10.0, warm_spares=1, trace=True)
     assert not tally.failed, tally.summary()
     assert tally.restarts >= 6  # a busy machine may take a slow stage for a stopped one
     assert tally.requests == 12

@@ -20,7 +20,7 @@ POINTS = ("loading", "joining", "prefill", "decode", "sending", "receiving")
 
 @dataclass(frozen=True)
 class Strike:
-    """``kind``: kill or stop. ``visit``: at so many arrivals at the point, from 1."""
+    """``kind``: kill, stop, or (while computing) hang. ``visit``: at so many arrivals at the point, from 1."""
 
     stage: int
     point: str
@@ -92,14 +92,14 @@ class Trap:
         """At the points that stages in processes and on a loop have in common."""
         from actorpp.stages.host import StageHost  # not before a stage process has chosen what it imports
 
-        launch = StageHost.launch
+        compute = StageHost._compute
 
-        def launched(host: StageHost, step: Any, *rest: Any) -> Any:
+        def computed(host: StageHost, step: Any, *rest: Any) -> Any:
             decode = all(segment.token is not None for segment in step.segments)
             self.reach(host.spec.stage, "decode" if decode else "prefill")
-            return launch(host, step, *rest)
+            return compute(host, step, *rest)
 
-        stack.enter_context(patch.object(StageHost, "launch", launched))
+        stack.enter_context(patch.object(StageHost, "_compute", computed))
         load = self.around("loading", lambda host, *rest: host.spec.stage, StageHost.load)
         stack.enter_context(patch.object(StageHost, "load", load))
 

@@ -92,6 +92,13 @@ class SimulatedHost:
         self.histories: dict[int, dict[int, int]] = {}
         self.steps: list[Step] = []
         self.admitted: list[int] = []
+        self.began: float | None = None
+        self.skew = 0.0  # seconds that the stage's clock is ahead
+
+    @property
+    def computing_s(self) -> float:
+        """Seconds that the step under way has taken so far."""
+        return 0.0 if self.began is None else asyncio.get_running_loop().time() - self.began
 
     @property
     def applied(self) -> int:
@@ -144,15 +151,19 @@ class SimulatedHost:
 class SimulatedSession(StageSession):
     """A session whose compute takes virtual seconds. ``gate`` closed holds it before the next step."""
 
+    host: SimulatedHost
     seconds: Callable[[Step], float]
     gate: asyncio.Event
 
     async def launch(self, step: Step, hidden: object) -> Result:
+        self.host.began = asyncio.get_running_loop().time()
         await self.gate.wait()
         start = asyncio.get_running_loop().time()
         await asyncio.sleep(self.seconds(step))
         result = self.host.launch(step, hidden, self.outputs_for(step))
-        result.start, result.end = start, asyncio.get_running_loop().time()
+        self.host.began = None
+        skew = self.host.skew
+        result.start, result.end = start + skew, asyncio.get_running_loop().time() + skew
         return result
 
 

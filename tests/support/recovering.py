@@ -28,6 +28,7 @@ from actorpp.stages.messages import (
     Hello,
     Loaded,
     LogEntry,
+    Output,
     Ping,
     Pong,
     Ready,
@@ -61,7 +62,9 @@ class SimulatedStage:
         self.name = name
         self.to_driver = ports.network.link(f"to driver {name}", deliver)
         self.from_driver = ports.network.link(f"from driver {name}", self.receive)
-        self.held: list[DriverToStage] = []
+        self.host = self.make_host()
+        self.computing = asyncio.Event()  # cleared by a stop or a hang
+        self.computing.set()
         self.life = ports.start(self.load())
 
     async def load(self) -> None:
@@ -96,11 +99,17 @@ class SimulatedStage:
             self.ended.set_result(how)
             self.life.cancel()
             self.switch.close()
+            self.computing.set()  # whoever waits for it need not any more
             self.ports.start(self.end_session())
 
     def stop(self) -> None:
         """As by SIGSTOP: it is there, and does nothing."""
         self.going.clear()
+        self.hang()
+
+    def hang(self) -> None:
+        """Its loop answers, but the next step's compute never ends."""
+        self.computing.clear()
 
     # --- the stage ---------------------------------------------------------------------------------------------------
 
@@ -109,7 +118,7 @@ class SimulatedStage:
             return
         match message:
             case Ping(nonce):
-                self.say(Pong(nonce))
+                self.say(Pong(nonce, asyncio.get_running_loop().time() + self.host.skew, self.host.computing_s))
             case Topology():
                 self.beginning = self.ports.start(self.begin(message))
             case Fence(epoch):
@@ -131,17 +140,22 @@ class SimulatedStage:
             await self.end_session()
         self.say(Ready(topology.epoch))
 
-    def make_session(self, links: Links, topology: Topology) -> SimulatedSession:
+    def make_host(self) -> SimulatedHost:
         host = SimulatedHost(self.spec.stage, self.spec.num_stages)
+        host.skew = self.ports.skews.get(self.spec.stage, 0.0)
+        return host
+
+    def make_session(self, links: Links, topology: Topology) -> SimulatedSession:
+        self.host = self.make_host()
         session = SimulatedSession(
-            host,
+            self.host,
             links,
             async_depth=self.spec.async_depth,
             window=topology.window,
             max_admits=self.spec.max_running_requests,
             spans=SpanRecorder(False),
         )
-        session.gate = self.going
+        session.gate = self.computing
         session.seconds = lambda step: 0.1
         return session
 
@@ -154,6 +168,7 @@ class SimulatedStage:
             self.beginning.cancel()
             await asyncio.wait([self.beginning])
             self.beginning = None
+        await self.computing.wait()
         await self.end_session()
         self.say(Fenced(epoch))
 
@@ -170,6 +185,8 @@ class SimulatedPorts:
     def __init__(self, system: ActorSystem, network: FakeNetwork, pages: int) -> None:
         self.system, self.network, self.pages = system, network, pages
         self.stages: dict[int, SimulatedStage] = {}
+        self.skews: dict[int, float] = {}  # seconds that a stage's clock is ahead of the driver's
+        self.outputs: list[Output] = []  # as the driver sees them
         self.log: list[LogEntry] = []
         self._numbers = count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -276,7 +293,7 @@ class RecoveringPipeline:
             self.ports,
             system,
             watchdog_s=watchdog_s,
-            on_output=lambda output: self.requests.deliver(output),
+            on_output=self.deliver,
             on_lost=lambda stage, error: self.recovery.stage_lost(stage, error),
             on_epoch_lost=lambda epoch, error: self.recovery.epoch_lost(epoch, error),
             on_progress=lambda done, total: None,
@@ -295,6 +312,10 @@ class RecoveringPipeline:
         batched = self.chunk + self.running
         config = SchedulerConfig(self.stages, self.depth, 1, pages, 16, batched, batched, self.running, 256)
         return Scheduler(config, FixedChunks(self.chunk, align=16), epoch=0)
+
+    def deliver(self, output: Output) -> None:
+        self.ports.outputs.append(output)
+        self.requests.deliver(output)
 
     def failed(self, error: Exception) -> None:
         self.failure = error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,29 @@ def test_hidden_states_go_on_and_ids_come_out(untied: Path) -> None:
     assert done.hidden is None
     ids, errors = last.fetch(done)
     assert (len(ids), errors) == (1, {})
+
+
+def test_a_step_that_hangs_can_be_seen_from_another_thread(untied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = Chain(untied, 1, page_size=16)
+    chain.admit(1, IDS, range(8))
+    host, reached, going = chain.hosts[0], threading.Event(), threading.Event()
+
+    def hang(*args: Any) -> None:
+        reached.set()
+        going.wait(60)
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("actorpp.stages.host.compute_in_memory", hang)
+    assert host.computing_s == 0
+    with ThreadPoolExecutor(1) as thread:
+        launched = thread.submit(host.launch, Step(0, 2, 0, (Segment(1, 0, 60, None, True),)), None, {})
+        assert reached.wait(60)
+        first = host.computing_s
+        assert 0 < first < host.computing_s
+        going.set()
+        with pytest.raises(ZeroDivisionError):
+            launched.result()
+    assert host.computing_s == 0
 
 
 def test_step_without_sampling_gives_no_ids(untied: Path) -> None:
