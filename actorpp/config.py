@@ -51,6 +51,7 @@ SERVER_FLAGS = (
     "served_model_name",
     "api_key",
     "sse_keep_alive",
+    "client_timeout",
     "drain_timeout",
 )
 """Options that mean something only where a socket is served."""
@@ -193,6 +194,11 @@ class EngineConfig(BaseSettings):
     )
     sse_keep_alive: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         30.0, description="Seconds of silence in an HTTP stream after which a comment is sent; 0: never."
+    )
+    client_timeout: Seconds = Field(
+        120.0,
+        description="Seconds for which an HTTP client may send nothing more of a request, or read nothing of its "
+        "answer, before its connection is ended and the request aborted.",
     )
     drain_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         30.0, description="Seconds for running requests to end after SIGTERM, before they are aborted."

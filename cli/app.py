@@ -118,6 +118,7 @@ def run(
     served_model_name: o.ServedModelName = None,
     api_key: o.ApiKey = None,
     sse_keep_alive: o.SseKeepAlive = None,
+    client_timeout: o.ClientTimeout = None,
     drain_timeout: o.DrainTimeout = None,
     config: o.ConfigFile = None,
     max_restarts: o.MaxRestarts = None,

@@ -87,6 +87,7 @@ async def run(config: EngineConfig, options: RunOptions, output: Output, drain: 
                 allow_remote=config.insecure_bind,
                 api_key=config.api_key,
                 keep_alive_s=config.sse_keep_alive,
+                patience_s=config.client_timeout,
             ) as http:
                 async with (
                     _zmq_server(config) as zmq,

@@ -7,12 +7,14 @@ import contextlib
 import errno
 import socket
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 
 from actorpp.errors import ConfigError
 from actorpp.serving.gateway import Gateway
 from actorpp.serving.http.app import make_app
+from actorpp.serving.http.patience import PatientProtocol
 from actorpp.serving.http.runs import Runs
 from actorpp.serving.live import Live
 from actorpp.serving.looplag import LoopLag
@@ -41,6 +43,7 @@ class HttpServer:
         allow_remote: Let ``host`` be other than loopback.
         api_key: What clients must give; None lets everybody in.
         keep_alive_s: Seconds of silence in a stream after which a comment is sent; 0 for never.
+        patience_s: Seconds for which a client may stand still, see ``PatientProtocol``.
     """
 
     def __init__(
@@ -52,12 +55,14 @@ class HttpServer:
         allow_remote: bool = False,
         api_key: str | None = None,
         keep_alive_s: float = 30.0,
+        patience_s: float = 120.0,
     ) -> None:
         self._host, self._port = host, port
         self._allow_remote = allow_remote
         self._watchdog_s = watchdog_s
         self._api_key = api_key
         self._keep_alive_s = keep_alive_s
+        self._patience_s = patience_s
 
     def __enter__(self) -> HttpServer:
         """Bind. Raises ConfigError when the port is taken or the address is not allowed."""
@@ -92,7 +97,8 @@ class HttpServer:
         )
         config = uvicorn.Config(
             app,
-            http="h11",  # it bounds what comes before a body, which httptools, where it is installed, does not
+            # h11 bounds what comes before a body, which httptools, where it is installed, does not.
+            http=partial(PatientProtocol, patience_s=self._patience_s),  # type: ignore[arg-type]
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             log_config=None,
             access_log=False,

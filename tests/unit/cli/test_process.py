@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -196,7 +197,7 @@ def test_ctrl_c_while_a_client_waits_answers_it(environment: dict[str, str]) -> 
 
 
 def test_flags_of_the_http_door(environment: dict[str, str]) -> None:
-    flags = ["--served-model-name", "mine", "--api-key", "k", "--sse-keep-alive", "0.02"]
+    flags = ["--served-model-name", "mine", "--api-key", "k", "--sse-keep-alive", "0.02", "--client-timeout", "0.5"]
     with running(environment, "--json", *flags, FAKE_HOLD="decode") as process:
         assert process.stdout is not None
         about = json.loads(process.stdout.readline())
@@ -207,6 +208,9 @@ def test_flags_of_the_http_door(environment: dict[str, str]) -> None:
             assert client.get("/v1/models").json()["data"][0]["id"] == "mine"
             with client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
                 assert ": keep-alive" in response.iter_lines()
+            with socket.create_connection((client.base_url.host, client.base_url.port)) as idle:
+                idle.settimeout(CEILING_S)
+                assert idle.recv(1) == b""  # it was ended
         process.send_signal(signal.SIGTERM)
         assert process.wait(CEILING_S) == 143
 
