@@ -94,6 +94,7 @@ class Request:
         chunk_times: Of the same chunks.
         prompt_rows: Prompt log-probabilities delivered.
         source: Where the newest sampled id stands while its Output is not in.
+        source_step: Number of that step among all steps.
         sampled: Sampling segments in steps that have been sent.
         output_ids: Ids delivered.
         in_flight: Segments whose Output is not in.
@@ -121,6 +122,7 @@ class Request:
     chunk_times: list[ChunkTimes] = field(default_factory=list)
     prompt_rows: int = 0
     source: FromOutput | None = None
+    source_step: int = 0
     sampled: int = 0
     output_ids: list[int] = field(default_factory=list)
     in_flight: int = 0

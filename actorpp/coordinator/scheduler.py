@@ -199,7 +199,7 @@ class Scheduler:
                 continue
             if request.unprocessed > self.config.async_depth:
                 behind.add(request.slot)
-            elif request.source is None or self.next_seq - request.source.seq >= self.config.num_stages:
+            elif request.source is None or self.steps - request.source_step >= self.config.num_stages:
                 ready.setdefault(request.slot, []).append(request)
         if len(self.in_flight) >= self.config.num_stages and not self._prefilling():
             ready = {slot: requests for slot, requests in ready.items() if slot not in behind}
@@ -399,6 +399,7 @@ class Scheduler:
     def _sampled(self, request: Request, index: int) -> None:
         """A segment of ``request`` in the step being built samples, as number ``index`` of that step."""
         request.source = FromOutput(self.next_seq, index)
+        request.source_step = self.steps  # seqs would not do: admissions have some too
         request.sampled += 1
         request.in_flight += 1
 

@@ -46,11 +46,13 @@ class Clients:
 
     Attributes:
         ends: How often which kind of client ended how.
+        longest_s: For each kind, the longest time from asking to the end.
         wrong: What should not have happened, in words.
     """
 
     def __init__(self, engine: Engine, endpoint: str, seed: int, *, longest: int) -> None:
         self.ends: Counter[str] = Counter()
+        self.longest_s: dict[str, float] = {}
         self.wrong: list[str] = []
         self._engine = engine
         self._endpoint = endpoint
@@ -66,7 +68,7 @@ class Clients:
 
     async def one(self, kind: str) -> None:
         """One of this kind."""
-        tokens = 8
+        tokens, began = 8, asyncio.get_running_loop().time()
         match kind:
             case "short":
                 prompt, tokens = self._prompt(4), 2
@@ -88,14 +90,19 @@ class Clients:
         except TimeoutError:
             end = "no end"
         self.ends[f"{kind}: {end}"] += 1
+        seconds = asyncio.get_running_loop().time() - began
+        self.longest_s[kind] = max(seconds, self.longest_s.get(kind, 0.0))
         expected = {"bad": {"refused"}, "vanishing": {"gone"}, **ENDS}.get(kind, {"length"})
         if end not in expected:
             self.wrong.append(f"a client of the kind {kind!r} ended with {end}")
 
     def summary(self) -> str:
         """A table in Markdown, and what was wrong."""
-        rows = (f"| {end} | {count} |" for end, count in sorted(self.ends.items()))
-        return "\n".join(["| client: end | count |", "|---|---|", *rows, *self.wrong])
+        rows = (
+            f"| {end} | {count} | {self.longest_s[end.partition(':')[0]]:.2f} s |"
+            for end, count in sorted(self.ends.items())
+        )
+        return "\n".join(["| client: end | count | longest of the kind |", "|---|---|---|", *rows, *self.wrong])
 
     async def ask(self, op: str, **body: Any) -> dict[str, Any]:
         """One question to the socket, and its answer's body."""
@@ -196,7 +203,7 @@ class Clients:
         socket.linger = 0
         if message:
             await socket.send_multipart(message)
-        header, body, *_ = (await socket.recv_multipart())[2 if socket.socket_type == zmq.DEALER else 1 :]
+        header, body, *_ = (await socket.recv_multipart())[2 if socket.type == zmq.DEALER else 1 :]
         return msgpack.unpackb(header), msgpack.unpackb(body)
 
     def _message(self, op: str, body: dict[str, Any], **header: Any) -> list[bytes]:

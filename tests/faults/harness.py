@@ -244,5 +244,4 @@ async def opened(config: EngineConfig, seed: int, *, longest: int, trace: bool =
                     harness = Harness(engine, folder, rounds)
                     await harness.learn()
                     yield harness
-    if process:
-        close_context()
+    close_context()
