@@ -100,8 +100,10 @@ class EngineConfig(BaseSettings):
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="auto: CUDA where there is one. cuda:N: that GPU only.",
     )
-    attention_backend: Literal["auto", "flash", "sdpa", "flashinfer", "flash_attn"] = Field(
-        "auto", description="auto: flash on CPUs; on CUDA flashinfer or flash_attn, if installed, else sdpa."
+    attention_backend: Literal["auto", "amx", "flash", "sdpa", "flashinfer", "flash_attn"] = Field(
+        "auto",
+        description="auto: amx on CPUs that have it, else flash; on CUDA flashinfer or flash_attn, "
+        "if installed, else sdpa.",
     )
     context_length: Positive | None = Field(
         None, description="Tokens of prompt and output together. [default: the model's]"

@@ -110,7 +110,9 @@ Model = Annotated[str | None, _engine("model", MODEL, "MODEL")]
 LoadFormat = Annotated[str | None, _engine("load_format", MODEL, "auto|dummy")]
 Dtype = Annotated[str | None, _engine("dtype", MODEL, "auto|float32|bfloat16|float16")]
 Device = Annotated[str | None, _engine("device", MODEL, "auto|cpu|cuda|cuda:N")]
-AttentionBackend = Annotated[str | None, _engine("attention_backend", MODEL, "auto|flash|sdpa|flashinfer|flash_attn")]
+AttentionBackend = Annotated[
+    str | None, _engine("attention_backend", MODEL, "auto|amx|flash|sdpa|flashinfer|flash_attn")
+]
 ContextLength = Annotated[int | None, _engine("context_length", MODEL, "N")]
 
 Stages = Annotated[int | None, _engine("stages", PIPELINE, "P")]

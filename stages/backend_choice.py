@@ -7,6 +7,8 @@ from importlib.util import find_spec
 
 import torch
 
+from actorpp.stages import amx
+from actorpp.stages.amx_backend import AmxBackend
 from actorpp.stages.backend_names import ON_CUDA, check_backend
 from actorpp.stages.backends import AttentionBackend, FlashBackend, SdpaBackend
 from actorpp.stages.cuda_backends import FlashAttnBackend, FlashInferBackend
@@ -14,6 +16,7 @@ from actorpp.stages.cuda_backends import FlashAttnBackend, FlashInferBackend
 BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
     "sdpa": SdpaBackend,
     "flash": FlashBackend,
+    "amx": AmxBackend,
     "flashinfer": FlashInferBackend,
     "flash_attn": FlashAttnBackend,
 }
@@ -22,8 +25,8 @@ BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
 def choose_backend(name: str, device: torch.device) -> AttentionBackend:
     """The backend called ``name``.
 
-    ``auto`` is ``flash`` on CPUs; on CUDA from compute capability 8.0 on ``flashinfer`` or ``flash_attn``, if one is
-    installed; else ``sdpa``.
+    ``auto`` is ``amx`` on CPUs that have it, else ``flash``; on CUDA from compute capability 8.0 on ``flashinfer`` or
+    ``flash_attn``, if one is installed; else ``sdpa``.
 
     Raises:
         ConfigError: As ``check_backend``.
@@ -34,7 +37,7 @@ def choose_backend(name: str, device: torch.device) -> AttentionBackend:
 
 def _automatic(device: torch.device) -> str:
     if device.type == "cpu":
-        return "flash"
+        return "amx" if amx.library() else "flash"
     if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0):
         return next((name for name, (module, _) in ON_CUDA.items() if find_spec(module)), "sdpa")
     return "sdpa"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from actorpp.errors import ConfigError
+from actorpp.stages import amx
 
 ON_CUDA = {"flashinfer": ("flashinfer", "flashinfer-python"), "flash_attn": ("flash_attn", "flash-attn")}
 """By name: module and package. ``auto`` takes the first that is installed; FlashInfer stands first because it reads
@@ -20,6 +21,11 @@ def check_backend(name: str, device_type: str) -> None:
     if name == "flash" and device_type != "cpu":
         raise ConfigError(
             "attention backend 'flash' is the CPU kernel; use 'sdpa' elsewhere", param="attention_backend"
+        )
+    if name == "amx" and (device_type != "cpu" or amx.library() is None):
+        raise ConfigError(
+            "attention backend 'amx' needs an x86 CPU with AMX tiles for bfloat16, and a C compiler at installation",
+            param="attention_backend",
         )
     if name not in ON_CUDA:
         return

@@ -148,6 +148,21 @@ class StepLayout:
         return ShortDecodes(short, self.device) if len(short) > 1 else None
 
     @cached_property
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """The same in numbers.
+
+        Returns:
+            (n, 4) int64: each segment's offset, length, first run and number of runs; (m, 2) int64: each run's slot and
+            length; and how many pairs of a token and a key there are at most.
+        """
+        segments, runs, most = [], list[tuple[int, int]](), 0
+        for segment in self.segments:
+            segments.append((segment.offset, segment.length, len(runs), len(segment.runs)))
+            runs += [(run.slot, run.length) for run in segment.runs]
+            most += segment.length * segment.keys
+        return torch.tensor(segments), torch.tensor(runs), most
+
+    @cached_property
     def others(self) -> list[PackedSegment]:
         """The segments that are not among ``short_decodes``."""
         if self.short_decodes is None:

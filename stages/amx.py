@@ -1,0 +1,65 @@
+"""The library that computes attention on the tile unit (AMX) of x86 CPUs: where it is, and what it is given.
+
+It is compiled when the package is installed, if there is a C compiler (``amx_attention.c``). No torch here, so that the
+driver can ask whether stages will have it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+LIBRARY = "actorpp.stages._amx"
+
+
+class Side(ctypes.Structure):
+    """Queries, keys, values or results: number (head, token, i) is at head * head_stride + token * token_stride + i."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("head_stride", ctypes.c_int64), ("token_stride", ctypes.c_int64))
+
+
+class AttentionStep(ctypes.Structure):
+    """One layer of a packed step, as the library takes it.
+
+    Attributes:
+        lse: (tokens, heads) float32, or None.
+        segments: (num_segments, 4) int64: first token in the packed row, tokens, first run, number of runs.
+        runs: (n, 2) int64: first slot, length.
+        window: As ``Scoring.window``; 0: none.
+    """
+
+    _fields_ = (
+        ("query", Side),
+        ("key", Side),
+        ("value", Side),
+        ("out", Side),
+        ("lse", ctypes.c_void_p),
+        ("segments", ctypes.c_void_p),
+        ("runs", ctypes.c_void_p),
+        ("num_segments", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("key_width", ctypes.c_int64),
+        ("value_width", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("scaling", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+    )
+
+
+@cache
+def library() -> Any:
+    """The library, ready to compute; None where it was not compiled or the CPU has no tile unit."""
+    spec = find_spec(LIBRARY)
+    if spec is None or spec.origin is None:
+        return None
+    loaded = ctypes.CDLL(spec.origin)
+    return loaded if loaded.actorpp_amx_start() == 0 else None
+
+
+def attend(step: AttentionStep) -> None:
+    """Compute ``step``, without Python's lock. Raises MemoryError."""
+    if library().actorpp_amx_attend(ctypes.byref(step)):
+        raise MemoryError("no memory for the attention of a step")

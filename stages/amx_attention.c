@@ -1,0 +1,495 @@
+/* Softmax attention of a packed step's bfloat16 queries over their requests' keys, on the tile unit (AMX) of x86 CPUs.
+
+   The online softmax is that of FlashAttention-2 (Dao, 2023): keys come in blocks, each query keeps the largest score,
+   the sum of its weights and its weighted values so far. Products take bfloat16 and add up in float32; weights are
+   rounded to bfloat16 for the second product, as torch's own kernel does.
+
+   Everything is computed transposed. Sixteen queries (a group) are the columns of a tile and a vector's lanes, keys are
+   its rows. So the largest score and the sum need no step across lanes, keys are read as they are stored, and the
+   weights come out as the tile unit wants its second operand: pairs of rows in turn. Values are transposed once for a
+   range of keys, which all groups then share. The heads that share keys are neighbours in a group.
+
+   A step's result does not depend on the number of threads: each computes groups of its own.
+
+   This file knows nothing of Python or torch: stages/amx.py calls it. Where the compiler or the CPU knows no tile unit,
+   actorpp_amx_start says so and nothing else is called. */
+
+#include <stdint.h>
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 11)
+
+#include <math.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cpuid.h>
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,amx-tile,amx-bf16"))), \
+                             apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,amx-tile,amx-bf16")
+#endif
+#include <immintrin.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef uint16_t bf16;
+
+enum {
+    LANES = 16,     /* queries of a group, floats of a vector, rows of a tile */
+    TILE = 512,     /* bfloat16 numbers of a tile: 16 rows of 64 bytes */
+    BLOCK = 128,    /* keys between two updates of the largest score: their scores stay in the first cache */
+    RANGE = 2048,   /* keys that are laid out at a time: they and their values stay in the second cache */
+    AT_ONCE = 2,    /* groups that share a key tile */
+    MAX_THREADS = 64,
+};
+
+/* Stands for minus infinity: differences of it are numbers. */
+#define HIDDEN (-1e30f)
+
+/* One side of the attention: number (head, token, i) lies at data[head * head_stride + token * token_stride + i]. */
+typedef struct {
+    bf16 *data;
+    int64_t head_stride, token_stride;
+} Side;
+
+/* What the caller describes. Of a segment: offset of its first token in the packed row, its tokens, its first run and how
+   many runs. Of a run: its first slot and its length. */
+typedef struct {
+    Side query, key, value, out;
+    float *lse; /* (tokens, heads), or NULL */
+    const int64_t *segments, *runs;
+    int64_t num_segments, heads, kv_heads, key_width, value_width;
+    int64_t window; /* 0: none */
+    float scaling;
+    int32_t threads;
+} Step;
+
+typedef struct {
+    bf16 *query;    /* key_width / 32 tiles: rows are pairs of elements, columns are queries */
+    float *out;     /* value_width rows of 16 lanes, not yet divided by the total */
+    float *largest; /* of the scores so far, before scaling */
+    float *total;   /* of the weights so far */
+    int32_t position[LANES];
+} Group;
+
+/* A part of a step's work, and the memory it needs. */
+typedef struct {
+    const Step *step;
+    int part, parts, failed;
+    size_t capacity; /* groups that there is room for */
+    Group *groups;
+    float *states;
+    bf16 *queries, *keys, *values;
+    float *scores;
+} Worker;
+
+/* --- arithmetic --------------------------------------------------------------------------------------------------- */
+
+/* The 16 x 16 matrix of 32-bit numbers whose rows are given, transposed in place. */
+INLINE void transpose(__m512i r[LANES]) {
+    __m512i t[LANES];
+    for (int i = 0; i < 8; i++) {
+        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 8; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    }
+}
+
+/* 2 ** t for t <= 0, to 3e-6 of itself: the minimax polynomial of degree 4 within half a unit of the nearest integer. */
+INLINE __m512 exp2_of(__m512 t) {
+    __m512 whole = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 f = _mm512_sub_ps(t, whole);
+    __m512 p = _mm512_set1_ps(0.00957010034f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0559178591f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240247443f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693121791f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999999285f));
+    return _mm512_scalef_ps(p, whole);
+}
+
+/* The sixteen numbers as bfloat16, rounded to nearest even. */
+INLINE __m256i to_bf16(__m512i bits) {
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+
+/* --- one group's softmax over a block ----------------------------------------------------------------------------- */
+
+/* Hide what the group's queries do not see of the keys first to first + n. */
+INLINE void hide(const Group *g, float *scores, int first, int n, int window) {
+    const __m512 hidden = _mm512_set1_ps(HIDDEN);
+    __m512i to = _mm512_loadu_si512(g->position);
+    __m512i from = window ? _mm512_sub_epi32(to, _mm512_set1_epi32(window)) : _mm512_set1_epi32(-1);
+    for (int k = 0; k < n; k++) {
+        __m512i at = _mm512_set1_epi32(first + k);
+        __mmask16 seen = _mm512_cmple_epi32_mask(at, to) & _mm512_cmpgt_epi32_mask(at, from);
+        float *row = scores + k * LANES;
+        _mm512_store_ps(row, _mm512_mask_blend_ps(seen, hidden, _mm512_load_ps(row)));
+    }
+}
+
+/* Turn the scores of keys first to first + n into weights, in pairs of rows as the tile unit reads them: row k / 2 of
+   the same memory holds keys k and k + 1. What was summed up before is brought to the new largest score. */
+INLINE void weigh(Group *g, float *scores, int first, int n, int rows, int window, int width, __m512 factor) {
+    for (int k = n; k < rows; k++) _mm512_store_ps(scores + k * LANES, _mm512_set1_ps(HIDDEN));
+    int lowest = g->position[0], highest = g->position[LANES - 1];
+    if (first + n - 1 > lowest || (window && first <= highest - window)) hide(g, scores, first, n, window);
+    __m512 before = _mm512_load_ps(g->largest), largest[4] = {before, before, before, before};
+    for (int k = 0; k < rows; k += 4)
+        for (int i = 0; i < 4; i++) largest[i] = _mm512_max_ps(largest[i], _mm512_load_ps(scores + (k + i) * LANES));
+    __m512 now = _mm512_max_ps(_mm512_max_ps(largest[0], largest[1]), _mm512_max_ps(largest[2], largest[3]));
+    __m512 even = _mm512_load_ps(g->total), odd = _mm512_setzero_ps();
+    if (_mm512_cmp_ps_mask(now, before, _CMP_NEQ_OQ)) {
+        __m512 shrink = exp2_of(_mm512_mul_ps(_mm512_sub_ps(before, now), factor));
+        _mm512_store_ps(g->largest, now);
+        even = _mm512_mul_ps(even, shrink);
+        for (int d = 0; d < width; d++) {
+            float *row = g->out + d * LANES;
+            _mm512_store_ps(row, _mm512_mul_ps(_mm512_load_ps(row), shrink));
+        }
+    }
+    /* Half of HIDDEN: where all keys so far are hidden, their weights are 0. */
+    __m512 shift = _mm512_mul_ps(_mm512_max_ps(now, _mm512_set1_ps(HIDDEN / 2)), factor);
+    const __m512i half = _mm512_set1_epi32(0x8000); /* rounds half up: no weight is negative */
+    for (int k = 0; k < rows; k += 2) {
+        __m512 p = exp2_of(_mm512_fmsub_ps(_mm512_load_ps(scores + k * LANES), factor, shift));
+        __m512 q = exp2_of(_mm512_fmsub_ps(_mm512_load_ps(scores + (k + 1) * LANES), factor, shift));
+        even = _mm512_add_ps(even, p);
+        odd = _mm512_add_ps(odd, q);
+        __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(p), half), 16);
+        __m512i high = _mm512_add_epi32(_mm512_castps_si512(q), half);
+        _mm512_store_si512(scores + k / 2 * LANES, _mm512_mask_blend_epi16(0xAAAAAAAA, low, high));
+    }
+    _mm512_store_ps(g->total, _mm512_add_ps(even, odd));
+}
+
+/* --- products ----------------------------------------------------------------------------------------------------- */
+
+/* The scores of 32 keys (rows) for one or two groups. */
+INLINE void score(float *scores, const Group *g, int groups, const bf16 *keys, int width) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (groups == 2) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int d = 0; d < width; d += 32) {
+        _tile_loadd(4, keys + d, width * 2);
+        _tile_loadd(6, g[0].query + d / 32 * TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, keys + 16 * width + d, width * 2);
+        _tile_dpbf16ps(1, 5, 6);
+        if (groups == 2) {
+            _tile_loadd(7, g[1].query + d / 32 * TILE, 64);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, scores, 64);
+    _tile_stored(1, scores + 16 * LANES, 64);
+    if (groups == 2) {
+        _tile_stored(2, scores + BLOCK * LANES, 64);
+        _tile_stored(3, scores + (BLOCK + 16) * LANES, 64);
+    }
+}
+
+/* Add the values of a block's keys by their weights. */
+INLINE void add_values(Group *g, int groups, const float *weights, const bf16 *values, int padded, int width) {
+    for (int d = 0; d < width; d += 32) {
+        const bf16 *first = values + (size_t)(d / 16) * (RANGE / 32) * TILE, *second = first + RANGE / 32 * TILE;
+        _tile_loadd(0, g[0].out + d * LANES, 64);
+        _tile_loadd(1, g[0].out + (d + 16) * LANES, 64);
+        if (groups == 2) {
+            _tile_loadd(2, g[1].out + d * LANES, 64);
+            _tile_loadd(3, g[1].out + (d + 16) * LANES, 64);
+        }
+        for (int k = 0; k < padded; k += 32) {
+            _tile_loadd(4, first + k / 32 * TILE, 64);
+            _tile_loadd(6, weights + k / 2 * LANES, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(5, second + k / 32 * TILE, 64);
+            _tile_dpbf16ps(1, 5, 6);
+            if (groups == 2) {
+                _tile_loadd(7, weights + (BLOCK + k / 2) * LANES, 64);
+                _tile_dpbf16ps(2, 4, 7);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        }
+        _tile_stored(0, g[0].out + d * LANES, 64);
+        _tile_stored(1, g[0].out + (d + 16) * LANES, 64);
+        if (groups == 2) {
+            _tile_stored(2, g[1].out + d * LANES, 64);
+            _tile_stored(3, g[1].out + (d + 16) * LANES, 64);
+        }
+    }
+}
+
+/* Rows of tiles for so many keys. */
+INLINE int padded(int keys) { return (keys + 31) / 32 * 32; }
+
+/* Attend with one or two groups over the keys that are laid out, which begin at the position first. */
+INLINE void over_range(const Worker *w, Group *g, int groups, int first, int count) {
+    const Step *step = w->step;
+    int key_width = (int)step->key_width, value_width = (int)step->value_width, window = (int)step->window;
+    const __m512 factor = _mm512_set1_ps(step->scaling * 1.44269504f);
+    int end = g[groups - 1].position[LANES - 1] + 1 - first, begin = window ? g[0].position[0] + 1 - window - first : 0;
+    if (end > count) end = count;
+    for (int at = begin < 0 ? 0 : begin / BLOCK * BLOCK; at < end; at += BLOCK) {
+        int n = end - at < BLOCK ? end - at : BLOCK, rows = padded(n);
+        for (int k = 0; k < rows; k += 32)
+            score(w->scores + k * LANES, g, groups, w->keys + (size_t)(at + k) * key_width, key_width);
+        for (int i = 0; i < groups; i++)
+            weigh(&g[i], w->scores + i * BLOCK * LANES, first + at, n, rows, window, value_width, factor);
+        add_values(g, groups, w->scores, w->values + (size_t)(at / 32) * TILE, rows, value_width);
+    }
+}
+
+/* --- laying out --------------------------------------------------------------------------------------------------- */
+
+/* Lay out a group's queries as tiles, and begin its softmax. Lanes past the last row repeat it. */
+static void begin_group(const Step *step, Group *g, int64_t offset, int past, int row, int rows, int head) {
+    int fold = (int)(step->heads / step->kv_heads);
+    const bf16 *from[LANES];
+    for (int lane = 0; lane < LANES; lane++) {
+        int own = row + lane < rows ? row + lane : rows - 1;
+        g->position[lane] = past + own / fold;
+        from[lane] = step->query.data + (head * fold + own % fold) * step->query.head_stride +
+                     (offset + own / fold) * step->query.token_stride;
+    }
+    for (int d = 0; d < step->key_width; d += 32) {
+        __m512i r[LANES];
+        for (int lane = 0; lane < LANES; lane++) r[lane] = _mm512_loadu_si512(from[lane] + d);
+        transpose(r);
+        for (int pair = 0; pair < 16; pair++) _mm512_store_si512(g->query + d / 32 * TILE + pair * 32, r[pair]);
+    }
+    memset(g->out, 0, (size_t)step->value_width * LANES * sizeof(float));
+    _mm512_store_ps(g->largest, _mm512_set1_ps(HIDDEN));
+    _mm512_store_ps(g->total, _mm512_setzero_ps());
+}
+
+/* Write a group's result. */
+static void end_group(const Step *step, const Group *g, int64_t offset, int row, int rows, int head) {
+    int fold = (int)(step->heads / step->kv_heads), lanes = rows - row < LANES ? rows - row : LANES;
+    __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_load_ps(g->total));
+    bf16 *to[LANES];
+    for (int lane = 0; lane < lanes; lane++) {
+        int own = row + lane, of = head * fold + own % fold;
+        int64_t token = offset + own / fold;
+        to[lane] = step->out.data + of * step->out.head_stride + token * step->out.token_stride;
+        if (step->lse) step->lse[token * step->heads + of] = g->largest[lane] * step->scaling + logf(g->total[lane]);
+    }
+    for (int d = 0; d < step->value_width; d += 16) {
+        __m512i r[LANES];
+        for (int i = 0; i < 16; i++)
+            r[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(g->out + (d + i) * LANES), inverse));
+        transpose(r);
+        for (int lane = 0; lane < lanes; lane++) _mm256_storeu_si256((__m256i *)(to[lane] + d), to_bf16(r[lane]));
+    }
+}
+
+/* Where a request's tokens lie, gone through in order. */
+typedef struct {
+    const int64_t *run;
+    int64_t start;
+} Cursor;
+
+static int64_t slot_of(Cursor *cursor, int64_t position) {
+    while (position >= cursor->start + cursor->run[1]) {
+        cursor->start += cursor->run[1];
+        cursor->run += 2;
+    }
+    return cursor->run[0] + position - cursor->start;
+}
+
+/* Lay out a range of keys in rows, and their values transposed: tile (d / 16, k / 32) has rows of 32 keys. What is past
+   the last key is zero. */
+static void lay_out(Worker *w, Cursor *cursor, int first, int count, int head) {
+    const Step *step = w->step;
+    const Side *key = &step->key, *value = &step->value;
+    for (int at = 0; at < padded(count); at += 32) {
+        const bf16 *from[32];
+        for (int k = 0; k < 32; k++) {
+            bf16 *row = w->keys + (size_t)(at + k) * step->key_width;
+            from[k] = NULL;
+            if (at + k >= count) {
+                memset(row, 0, (size_t)step->key_width * sizeof(bf16));
+                continue;
+            }
+            int64_t slot = slot_of(cursor, first + at + k);
+            from[k] = value->data + head * value->head_stride + slot * value->token_stride;
+            const bf16 *stored = key->data + head * key->head_stride + slot * key->token_stride;
+            memcpy(row, stored, (size_t)step->key_width * sizeof(bf16));
+        }
+        for (int d = 0; d < step->value_width; d += 16) {
+            __m512i r[LANES];
+            for (int i = 0; i < 16; i++) {
+                __m512i pair[2];
+                for (int j = 0; j < 2; j++) {
+                    const bf16 *row = from[2 * i + j];
+                    pair[j] = _mm512_setzero_si512();
+                    if (row) pair[j] = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(row + d)));
+                }
+                r[i] = _mm512_or_si512(pair[0], _mm512_slli_epi32(pair[1], 16));
+            }
+            transpose(r);
+            bf16 *tile = w->values + ((size_t)(d / 16) * (RANGE / 32) + at / 32) * TILE;
+            for (int i = 0; i < 16; i++) _mm512_store_si512(tile + i * 32, r[i]);
+        }
+    }
+}
+
+/* --- a step ------------------------------------------------------------------------------------------------------- */
+
+static void *room(size_t bytes) {
+    void *memory = NULL;
+    return posix_memalign(&memory, 64, bytes) ? NULL : memory;
+}
+
+/* Memory for so many groups. Returns whether there is. */
+static int reserve(Worker *w, size_t groups) {
+    const Step *step = w->step;
+    if (groups <= w->capacity) return 1;
+    free(w->groups);
+    free(w->states);
+    free(w->queries);
+    size_t state = (size_t)(step->value_width + 2) * LANES, query = (size_t)step->key_width * LANES;
+    w->groups = malloc(groups * sizeof(Group));
+    w->states = room(groups * state * sizeof(float));
+    w->queries = room(groups * query * sizeof(bf16));
+    w->capacity = groups;
+    if (!w->groups || !w->states || !w->queries) return 0;
+    for (size_t i = 0; i < groups; i++) {
+        Group *g = &w->groups[i];
+        g->query = w->queries + i * query;
+        g->out = w->states + i * state;
+        g->largest = g->out + step->value_width * LANES;
+        g->total = g->largest + LANES;
+    }
+    return 1;
+}
+
+/* The worker's groups of one segment and one key head; those of all segments and heads are dealt out in turn. */
+static int attend_segment(Worker *w, const int64_t *segment, int head, int64_t *dealt) {
+    const Step *step = w->step;
+    int64_t offset = segment[0];
+    const int64_t *runs = step->runs + 2 * segment[2];
+    int64_t length = 0;
+    for (int64_t i = 0; i < segment[3]; i++) length += runs[2 * i + 1];
+    int n = (int)segment[1], past = (int)length - n, rows = n * (int)(step->heads / step->kv_heads);
+    int all = (rows + LANES - 1) / LANES, mine = 0;
+    int at_once = all == 1 ? 1 : AT_ONCE;
+    if (!reserve(w, (size_t)all)) return 0;
+    int row[all];
+    for (int i = 0; i < all; i += at_once)
+        if ((*dealt)++ % w->parts == w->part)
+            for (int j = i; j < i + at_once && j < all; j++) row[mine++] = j * LANES;
+    if (!mine) return 1;
+    for (int i = 0; i < mine; i++) begin_group(step, &w->groups[i], offset, past, row[i], rows, head);
+    int start = step->window ? (w->groups[0].position[0] + 1 - (int)step->window) / BLOCK * BLOCK : 0;
+    if (start < 0) start = 0;
+    Cursor cursor = {runs, 0};
+    for (int first = start; first < length; first += RANGE) {
+        int count = length - first < RANGE ? (int)length - first : RANGE;
+        lay_out(w, &cursor, first, count, head);
+        int i = 0;
+        for (; i + 1 < mine; i += 2) over_range(w, &w->groups[i], 2, first, count);
+        if (i < mine) over_range(w, &w->groups[i], 1, first, count);
+    }
+    for (int i = 0; i < mine; i++) end_group(step, &w->groups[i], offset, row[i], rows, head);
+    return 1;
+}
+
+static void *work(void *argument) {
+    Worker *w = argument;
+    const Step *step = w->step;
+    struct {
+        uint8_t palette, first_row, unused[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } config;
+    memset(&config, 0, sizeof config);
+    config.palette = 1;
+    for (int i = 0; i < 8; i++) {
+        config.row_bytes[i] = 64;
+        config.rows[i] = LANES;
+    }
+    w->keys = room((size_t)RANGE * step->key_width * sizeof(bf16));
+    w->values = room((size_t)RANGE * step->value_width * sizeof(bf16));
+    w->scores = room((size_t)AT_ONCE * BLOCK * LANES * sizeof(float));
+    w->failed = !w->keys || !w->values || !w->scores;
+    int64_t dealt = 0;
+    _tile_loadconfig(&config);
+    for (int64_t i = 0; i < step->num_segments && !w->failed; i++)
+        for (int head = 0; head < step->kv_heads && !w->failed; head++)
+            w->failed = !attend_segment(w, step->segments + 4 * i, head, &dealt);
+    _tile_release();
+    free(w->groups);
+    free(w->states);
+    free(w->queries);
+    free(w->keys);
+    free(w->values);
+    free(w->scores);
+    return NULL;
+}
+
+/* Compute a step. Widths are multiples of 32, kv_heads divides heads, scaling is positive, and a token's elements lie
+   side by side: the caller has checked that. Returns 0, or 1 when there is no memory. */
+int actorpp_amx_attend(const Step *step) {
+    Worker workers[MAX_THREADS];
+    pthread_t threads[MAX_THREADS];
+    int parts = step->threads < MAX_THREADS ? step->threads : MAX_THREADS, failed = 0, own[MAX_THREADS] = {0};
+    for (int i = 0; i < parts; i++) workers[i] = (Worker){.step = step, .part = i, .parts = parts};
+    for (int i = 1; i < parts; i++) own[i] = !pthread_create(&threads[i], NULL, work, &workers[i]);
+    for (int i = 0; i < parts; i++)
+        if (!own[i]) work(&workers[i]);
+    for (int i = 1; i < parts; i++)
+        if (own[i]) pthread_join(threads[i], NULL);
+    for (int i = 0; i < parts; i++) failed |= workers[i].failed;
+    return failed;
+}
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+/* Ask the kernel for the tile unit, once for the process. Returns 0 if there is one. */
+__attribute__((target("xsave"))) int actorpp_amx_start(void) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 1;
+    unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
+    unsigned amx = 1u << 22 | 1u << 24;                         /* BF16, TILE */
+    if ((b & avx512) != avx512 || (d & amx) != amx) return 1;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) != 0;
+}
+
+#else
+
+int actorpp_amx_start(void) { return 1; }
+int actorpp_amx_attend(const void *step) {
+    (void)step;
+    return 1;
+}
+
+#endif
