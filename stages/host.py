@@ -20,6 +20,7 @@ import torch
 from actorpp.errors import CheckpointError, ConfigError, ProtocolError
 from actorpp.stages.backend_choice import choose_backend
 from actorpp.stages.exhaustion import Part, Rows, compute_in_memory
+from actorpp.stages.fused import fusing
 from actorpp.stages.kv import KVArena, PageTable
 from actorpp.stages.loader import LoadedModel, load_stage_model
 from actorpp.stages.logprobs import TokenLogprobs, output_logprobs, prompt_logprobs, prompt_rows
@@ -152,13 +153,13 @@ class StageHost:
         tell("load", 0, 1)
         loaded = load_stage_model(self.spec)
         if not self.is_first:
-            loaded.first_layer.register_forward_pre_hook(self._swap_in)
+            loaded.layers[0].register_forward_pre_hook(self._swap_in)
         self._loaded = loaded
         probe = ProbeCache(2)
         width, dtype = self.hidden_size, loaded.model.dtype
         hidden = None if self.is_first else torch.zeros(2, width, dtype=dtype, device=self.device)
         ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device) if self.is_first else None
-        with torch.inference_mode():
+        with torch.inference_mode(), fusing(loaded.layers):
             self.forward(ids, hidden, torch.arange(2, device=self.device)[None], probe, None)
         if sorted(probe.shapes) != list(range(self.spec.lo, self.spec.hi)):
             raise CheckpointError(f"layers {sorted(probe.shapes)} ran, but the stage has {self.spec.lo}-{self.spec.hi}")

@@ -7,6 +7,7 @@ and stays as it is. Nothing here knows transformers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,34 @@ class PackedLinear(nn.Module):
         """(..., in_features) to (..., out_features)."""
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(hidden_states, self._packed, self.bias, "none", [], "")
         return out
+
+    def silu(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """SiLU of the product, before it is rounded."""
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(hidden_states, self._packed, self.bias, "swish", [], "")
+        return out
+
+    def times(self, hidden_states: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        """The product times ``factor`` (..., out_features), rounded once."""
+        return self._with(hidden_states, factor, "mul")
+
+    def plus(self, hidden_states: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
+        """The product plus ``summand`` (..., out_features), rounded once."""
+        return self._with(hidden_states, summand, "add")
+
+    def _with(self, hidden_states: torch.Tensor, other: torch.Tensor, how: str) -> torch.Tensor:
+        binary = torch.ops.mkldnn._linear_pointwise.binary
+        out: torch.Tensor = binary(hidden_states, other, self._packed, self.bias, how)
+        return out
+
+
+def join(parts: Sequence[PackedLinear]) -> PackedLinear:
+    """One layer whose outputs are those of all parts, one behind the other; the parts stay as they are."""
+    weight = torch.cat([part._packed.to_dense() for part in parts])
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if parts[0].bias is not None:
+        linear.bias = nn.Parameter(torch.cat([part.bias for part in parts]), requires_grad=False)
+    return PackedLinear(linear)
 
 
 def pack_linears(model: nn.Module) -> int:

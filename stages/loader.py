@@ -38,12 +38,12 @@ class LoadedModel(NamedTuple):
 
     Attributes:
         model: The causal LM with pass-throughs; it is called as a whole.
-        first_layer: The first local decoder layer, where received hidden states come in.
+        layers: The local decoder layers; received hidden states come in at the first.
         loaded_bytes: Bytes of the weights that were materialised; tied ones count once.
     """
 
     model: Any
-    first_layer: nn.Module
+    layers: list[nn.Module]
     loaded_bytes: int
 
 
@@ -112,7 +112,7 @@ def load_stage_model(spec: StageSpec) -> LoadedModel:
         _pass_through(
             base, lambda name, module: module is base.get_input_embeddings()
         )  # tied, it was there for the head
-    return LoadedModel(model, base.layers[spec.lo], sum(storages.values()))
+    return LoadedModel(model, list(base.layers[spec.lo : spec.hi]), sum(storages.values()))
 
 
 def device_dtype(spec: StageSpec, config: Any) -> str:

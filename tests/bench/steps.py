@@ -54,6 +54,10 @@ def plain_linears() -> AbstractContextManager[Any]:
     return patch("actorpp.stages.loader.pack_linears", lambda model: 0)
 
 
+def own_layers() -> AbstractContextManager[Any]:
+    return patch("actorpp.stages.host.fusing", lambda layers: contextlib.nullcontext())
+
+
 class Way:
     """The model loaded and run in one way.
 
@@ -101,6 +105,7 @@ def main() -> None:
             print(job.name, profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=15), sep="\n")
         return
     ways["flash kernel"] = Way(model, options.dtype, none, "flash")
+    ways["layers' own code"] = Way(model, options.dtype, own_layers)
     ways["plain linear layers"] = Way(model, options.dtype, plain_linears)
     ways["SDPA"] = Way(model, options.dtype, none, "sdpa")
     print(f"{cpu_name()}, {options.dtype}, load average {os.getloadavg()[0]:.1f}; CPU ms, median (lowest)")
