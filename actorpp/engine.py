@@ -250,6 +250,7 @@ class Engine:
             self._traced.append(handle)
         if self._idle:
             self._progress_at = now
+            self.activity.rest_ends()
         return handle
 
     @property

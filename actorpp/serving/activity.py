@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from actorpp.analysis.bubbles import between
 from actorpp.coordinator.chunking.cost import CostModel
 from actorpp.serving.api import RequestMetrics
 from actorpp.stages.messages import StageTiming, Step
@@ -30,6 +31,7 @@ class StepRecord(msgspec.Struct, frozen=True):
         requests: Requests of which it computed prompt tokens.
         predicted: For each stage, the seconds that the cost model expected of a step with one prompt chunk alone; empty
             for other steps, and before anything was measured.
+        rested: The pipeline had no request between the step before and this one.
     """
 
     number: int
@@ -38,6 +40,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     decode: int
     requests: tuple[int, ...] = ()
     predicted: tuple[float, ...] = ()
+    rested: bool = False
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
@@ -70,7 +73,7 @@ class Activity:
 
     Attributes:
         busy_s: For each stage, seconds of computing.
-        bubble_s: For each stage, seconds without computing while a step was in the pipeline.
+        bubble_s: For each stage, seconds without computing while the pipeline had work, up to the newest step.
     """
 
     def __init__(self, num_stages: int) -> None:
@@ -79,6 +82,11 @@ class Activity:
         self.busy_s = [0.0] * num_stages
         self.bubble_s = [0.0] * num_stages
         self._numbers = count()
+        self._rested = True
+
+    def rest_ends(self) -> None:
+        """A request has come, and the pipeline had none."""
+        self._rested = True
 
     def step_done(self, step: Step, timings: Sequence[StageTiming], model: CostModel | None = None) -> None:
         """A step's Output is in. Steps come in their order. ``model`` is what was known of costs before it."""
@@ -93,10 +101,12 @@ class Activity:
             step.num_tokens - sum(segment.length for segment in prefill),
             tuple(segment.rid for segment in prefill),
             _predicted(step, model),
+            self._rested,
         )
         if self.steps:
-            for stage, idle in enumerate(bubbles(self.steps[-1].spans, spans)):
-                self.bubble_s[stage] += idle
+            for bubble in between(self.steps[-1].spans, spans, rested=self._rested):
+                self.bubble_s[bubble.stage] += bubble.end - bubble.start
+        self._rested = False
         for stage, (start, end) in enumerate(spans):
             self.busy_s[stage] += end - start
         self.steps.append(record)
@@ -123,17 +133,3 @@ def _predicted(step: Step, model: CostModel | None) -> tuple[float, ...]:
         return ()
     (segment,) = step.segments
     return model.times(segment.start, segment.length, segment.sample)
-
-
-def bubbles(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]]) -> list[float]:
-    """For each stage, how long it was idle between two steps that follow each other, while one of them was under way.
-
-    A step is under way from the first stage's start to the last one's end; idle time with neither is no bubble.
-    """
-    done, begun = before[-1][1], after[0][0]
-    idle = []
-    for (_, ended), (started, _) in zip(before, after, strict=True):
-        earlier = min(started, done) - ended
-        later = started - max(begun, ended, done)
-        idle.append(max(0.0, earlier) + max(0.0, later))
-    return idle

@@ -57,7 +57,7 @@ class Live:
             "state": "draining" if self._gateway.draining else stats.state,
             "stages": [{"queue": stage.mailboxes.get("log", 0), "restarts": stage.restarts} for stage in stats.stages],
             "steps": [
-                [step.number, step.prefill, step.decode, step.spans]
+                [step.number, step.prefill, step.decode, step.spans, step.rested]
                 for step in activity.steps
                 if step.number > after_step
             ],

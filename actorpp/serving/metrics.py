@@ -136,7 +136,7 @@ class _Snapshot(Collector):
 
         yield by_stage(CounterMetricFamily, "stage_busy_seconds", "Computing.", activity.busy_s)
         yield by_stage(
-            CounterMetricFamily, "stage_bubble_seconds", "Idle while a step was in the pipeline.", activity.bubble_s
+            CounterMetricFamily, "stage_bubble_seconds", "Idle while the pipeline had work.", activity.bubble_s
         )
         yield by_stage(
             CounterMetricFamily,

@@ -5,18 +5,28 @@ from __future__ import annotations
 import pytest
 
 from actorpp.coordinator.chunking.cost import CostModel, StageCost
-from actorpp.serving.activity import KEEP_S, Activity, bubbles
+from actorpp.serving.activity import KEEP_S, Activity
 from actorpp.stages.messages import Segment, StageTiming, Step
 
 
-def test_idle_time_is_a_bubble_only_while_a_step_is_under_way() -> None:
-    before = ((0.0, 1.0), (1.0, 3.0))
+def test_idle_time_is_a_bubble_only_while_there_is_work() -> None:
+    activity = Activity(2)
+
+    def bubbles_of(*spans: tuple[float, float], rested: bool = False) -> list[float]:
+        before = list(activity.bubble_s)
+        if rested:
+            activity.rest_ends()
+        activity.step_done(step(0, Segment(7, 0, 5)), [StageTiming(*span) for span in spans])
+        return [after - so_far for after, so_far in zip(activity.bubble_s, before, strict=True)]
+
+    assert bubbles_of((0.0, 1.0), (1.0, 3.0)) == [0.0, 0.0]
     # The next step follows at once: stage 0 waits for nothing, stage 1 for its input.
-    assert bubbles(before, ((1.0, 2.0), (4.0, 5.0))) == pytest.approx([0.0, 1.0])
-    # It comes late, but while stage 1 is still at the step before.
-    assert bubbles(before, ((2.5, 3.5), (3.5, 4.5))) == pytest.approx([1.5, 0.5])
-    # The pipeline was empty from 3 to 10: only what is before and after counts.
-    assert bubbles(before, ((10.0, 11.0), (11.5, 12.0))) == pytest.approx([2.0, 1.5])
+    assert bubbles_of((1.0, 2.0), (4.0, 5.0)) == pytest.approx([0.0, 1.0])
+    # It comes late, when stage 1 has done the one before: there were requests all the time.
+    assert bubbles_of((6.0, 7.0), (7.0, 8.0)) == pytest.approx([4.0, 2.0])
+    # The pipeline had no request from 8 on: only what is before, and after the next one came, counts.
+    assert bubbles_of((10.0, 11.0), (11.5, 12.0), rested=True) == pytest.approx([1.0, 1.5])
+    assert bubbles_of((11.0, 12.0), (12.5, 13.0)) == pytest.approx([0.0, 0.5])
 
 
 def step(seq: int, *segments: Segment, epoch: int = 1) -> Step:

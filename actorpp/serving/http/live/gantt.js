@@ -23,11 +23,11 @@ export function surface(canvas, height) {
   return [context, width, tall];
 }
 
-// Idle time of a stage between two steps, while one of them was under way: [from, to] pairs.
-export function bubbles(before, after, stage) {
-  const done = before[before.length - 1][1], begun = after[0][0];
+// Idle time of a stage between two steps, while the pipeline had work: [from, to] pairs.
+export function bubbles([, , , before], [, , , after, rested], stage) {
   const ended = before[stage][1], started = after[stage][0];
-  return [[ended, Math.min(started, done)], [Math.max(begun, ended, done), started]].filter(([from, to]) => to > from);
+  const idle = rested ? [[ended, before.at(-1)[1]], [after[0][0], started]] : [[ended, started]];
+  return idle.filter(([from, to]) => to > from);
 }
 
 function hatch(context, colour) {
@@ -40,7 +40,7 @@ function hatch(context, colour) {
   return context.createPattern(tile, "repeat");
 }
 
-// `steps`: [number, prefill, decode, spans] in order; `now` is the right edge, in seconds of the server's clock.
+// `steps`: [number, prefill, decode, spans, rested before] in order; `now` is the right edge, in seconds of the server's clock.
 export function drawGantt(canvas, steps, stages, now) {
   const row = stages > 4 ? 22 : 30, gap = 6, left = 30, axis = 20;
   const [context, width, height] = surface(canvas, stages * (row + gap) + axis);
@@ -75,12 +75,13 @@ export function drawGantt(canvas, steps, stages, now) {
   context.beginPath();
   context.rect(left, 0, width - left, height - axis);
   context.clip();
-  steps.forEach(([, prefill, , spans], index) => {
+  steps.forEach((step, index) => {
+    const [, prefill, , spans] = step;
     for (let stage = 0; stage < stages; stage++) {
       const top = stage * (row + gap) + gap / 2, [from, to] = spans[stage];
       if (index) {
         context.fillStyle = pattern;
-        for (const [idle, until] of bubbles(steps[index - 1][3], spans, stage)) {
+        for (const [idle, until] of bubbles(steps[index - 1], step, stage)) {
           if (until > start) context.fillRect(x(idle), top, Math.max(1, (until - idle) * scale), row);
         }
       }

@@ -98,7 +98,7 @@ function shares(stage, now) {
   let busy = 0, idle = 0;
   state.steps.forEach((step, index) => {
     busy += inside(step[3][stage]);
-    if (index) for (const gap of bubbles(state.steps[index - 1][3], step[3], stage)) idle += inside(gap);
+    if (index) for (const gap of bubbles(state.steps[index - 1], step, stage)) idle += inside(gap);
   });
   return [Math.min(1, busy / WINDOW_S), Math.min(1, idle / WINDOW_S)];
 }

@@ -46,7 +46,8 @@ def test_its_events_tell_of_steps_rates_and_first_tokens_once(model: Path) -> No
             assert sum(step[1] for step in seen) == 40
             assert snapshot["state"] == "ready"
             assert snapshot["stages"] == [{"queue": 0, "restarts": 0}] * 2
-            for _, _, _, spans in seen:
+            assert [step[4] for step in seen] == [True] + [False] * (len(seen) - 1)  # it had rested before the first
+            for _, _, _, spans, _ in seen:
                 assert len(spans) == 2
                 assert all(start <= end <= snapshot["now"] for start, end in spans)
             assert len(first_tokens) == 1
