@@ -124,6 +124,11 @@ class _Snapshot(Collector):
         yield gauge("stalled_seconds", "Since a step has finished, while there is work.", stats.stalled_s)
         yield gauge("event_loop_lag_seconds", "How late the driver's loop is.", self._lag.newest_s)
         yield gauge("event_loop_longest_stall_seconds", "The longest so far.", self._lag.longest_s)
+        yield gauge(
+            "event_loop_longest_held_seconds",
+            "The longest without the time for which the machine had no CPU.",
+            self._lag.longest_held_s,
+        )
         yield counter("prompt_tokens", "Prompt tokens of admitted requests.", stats.prompt_tokens)
         yield counter("generation_tokens", "Tokens generated.", stats.generated_tokens)
         yield counter("steps", "Steps sent to the stages.", stats.steps)

@@ -4,7 +4,8 @@
 
 Half of the clients come over HTTP, half over ZeroMQ; some read slowly, some vanish. Then a long prompt runs alone, and
 short requests come while it does: their times to the first token are compared with those without it. Last comes a body
-of 5 MB. Exits with 1 when an answer was not its client's own, pages stayed in use, or the loop stalled for 50 ms.
+of 5 MB. Exits with 1 when an answer was not its client's own, pages stayed in use, or the loop was held for 50 ms; how
+long it waited for a CPU, which clients and stages use as well, is the machine's affair.
 """
 
 from __future__ import annotations
@@ -122,8 +123,11 @@ async def load(url: str, endpoint: str, options: argparse.Namespace) -> int:
             f"{1000 * max(beside_big):.0f} ms at most"
         )
         told = await figures(http)
-        stall = told["actorpp_event_loop_longest_stall_seconds"]
-        print(f"longest stall of the driver's loop: {1000 * stall:.1f} ms (limit {1000 * STALL_LIMIT_S:.0f})")
+        stall = told["actorpp_event_loop_longest_held_seconds"]
+        print(
+            f"longest stall of the driver's loop: {1000 * told['actorpp_event_loop_longest_stall_seconds']:.1f} ms; "
+            f"{1000 * stall:.1f} ms without waiting for a CPU (limit {1000 * STALL_LIMIT_S:.0f})"
+        )
         print(f"KV pages in use at the end: {told['actorpp_kv_cache_usage_perc']:.0%}")
         return int(bad > 0 or stall >= STALL_LIMIT_S or told["actorpp_kv_cache_usage_perc"] > 0)
 

@@ -62,6 +62,7 @@ def test_figures_add_up(model: Path) -> None:
         assert after["actor_restarts_total coordinator"] == 0
         assert after["mailbox_depth coordinator outputs"] == 0
         assert after["event_loop_longest_stall_seconds"] >= after["event_loop_lag_seconds"] >= 0
+        assert after["event_loop_longest_stall_seconds"] >= after["event_loop_longest_held_seconds"] >= 0
         assert not gateway.engine.activity.observers  # the server is gone
 
     served(model, body)
