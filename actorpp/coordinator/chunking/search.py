@@ -6,14 +6,17 @@ with W = b S + a S^2 for a prompt of S tokens the best number is n* = sqrt((P-1)
 which fill the pipeline once between them, n* = sqrt((P-1) W / (R c)). Real stages differ, the window is finite, chunks
 end on page borders: so the numbers near n* are tried with the flow-shop recurrence on the whole model.
 
-Candidates for each n are chunks of equal time on the slowest stage, of equal size, and half-way between. Then the first
-and the last chunk are cut or joined with their neighbours as long as that helps: where one stage is slower than the
-others, it need not wait for more than a short first chunk.
+Candidates for each n are chunks of equal time on the slowest stage, of equal size, and half-way between; and chunks of
+one size but for the last. Those last ones matter where the window has no room to spare: chunks that end on page borders
+take equally long but for a page, a step that waits for a longer one before it keeps all stages waiting, and behind a
+longer history chunks of one size take ever longer. Then the first and the last chunk are cut or joined with their
+neighbours as long as that helps: where one stage is slower than the others, it need not wait for more than a short
+first chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import sqrt
 
@@ -22,6 +25,7 @@ from actorpp.coordinator.chunking.flowshop import in_window, makespan
 
 MAX_CHUNKS = 1024  # more gain nothing: filling the pipeline is a few thousandths of the whole by then
 _BLENDS = (0.5, 0.0)  # from chunks of equal time (1) towards chunks of equal size (0)
+_WIDE, _NARROW = (2.0, 1.4, 1.15, 1.05), (1.15, 1.05)  # factors to try around a first guess, and around a good one
 _FINE = 128  # chunks up to which these are tried, and the ends refined: with more, single chunks matter little
 _REFINEMENTS = 12
 _RECURRENCE = 8192  # chunks x stages up to which the recurrence is computed in the search
@@ -50,9 +54,10 @@ def best_chunks(
         ahead: Stage times of the steps that are in the pipeline already.
     """
     search = _Search(costs, history, remaining, window, align, largest, queued, ahead)
-    best = search.climb(1.0)
+    best = search.blended(1.0)
+    best = min(best, search.even(len(best)), key=search.cost)
     if len(best) <= _FINE:
-        best = min((best, *(search.climb(blend, near=len(best)) for blend in _BLENDS)), key=search.cost)
+        best = min((best, *(search.blended(blend, near=len(best)) for blend in _BLENDS)), key=search.cost)
         best = search.refine(best)
     return best
 
@@ -77,21 +82,32 @@ class _Search:
         self.most = max(1, min(MAX_CHUNKS, remaining // align))
         self.known: dict[tuple[int, ...], float] = {}
 
-    def climb(self, blend: float, near: int | None = None) -> tuple[int, ...]:
-        """The best number of chunks for a blend, from the formula's (or ``near``) by ever smaller factors."""
-        n = near or self._formula()
-        best, best_cost = n, self.cost(self.chunks(n, blend))
-        factors: Sequence[float] = (2.0, 1.4, 1.15, 1.05) if near is None else (1.15, 1.05)
+    def blended(self, blend: float, near: int | None = None) -> tuple[int, ...]:
+        """The best number of chunks for a blend, from the formula's on or from ``near``."""
+        start, factors = (self._formula(), _WIDE) if near is None else (near, _NARROW)
+        return self._climb(lambda n: self.chunks(n, blend), start, self.most, factors)
+
+    def even(self, near: int) -> tuple[int, ...]:
+        """The best chunks of one size, from that of about ``near`` chunks on."""
+        sizes = max(1, min(self.largest, self.remaining) // self.align)
+        start = min(sizes, max(1, round(self.remaining / near / self.align)))
+        return self._climb(lambda units: self._of_size(units * self.align), start, sizes, _WIDE)
+
+    def _climb(
+        self, make: Callable[[int], tuple[int, ...]], start: int, most: int, factors: Sequence[float]
+    ) -> tuple[int, ...]:
+        """The best that is made of 1 to ``most``, from ``start`` by ever smaller factors."""
+        best, best_cost = start, self.cost(make(start))
         for factor in factors:
             for towards in (factor, 1 / factor):
                 while True:
                     n = round(best * towards)
-                    n = min(self.most, max(1, n if n != best else best + (1 if towards > 1 else -1)))
-                    cost = self.cost(self.chunks(n, blend)) if n != best else best_cost
+                    n = min(most, max(1, n if n != best else best + (1 if towards > 1 else -1)))
+                    cost = self.cost(make(n)) if n != best else best_cost
                     if cost >= best_cost:
                         break
                     best, best_cost = n, cost
-        return self.chunks(best, blend)
+        return make(best)
 
     def _formula(self) -> int:
         stage, stages = self.slowest, len(self.costs.stages)
@@ -150,6 +166,16 @@ class _Search:
                 borders.append(border)
         borders.append(end)
         return tuple(self._sizes(borders))
+
+    def _of_size(self, size: int) -> tuple[int, ...]:
+        """Chunks of ``size``, and what is left; a tail shorter than ``align`` goes with the one before."""
+        count, tail = divmod(self.remaining, min(size, self.largest))
+        chunks = [min(size, self.largest)] * count
+        if tail and tail < self.align and chunks and chunks[-1] + tail <= self.largest:
+            chunks[-1] += tail
+        elif tail:
+            chunks.append(tail)
+        return tuple(chunks)
 
     def _sizes(self, borders: Sequence[int]) -> Iterator[int]:
         for start, stop in pairwise(borders):
