@@ -106,9 +106,10 @@ class CoordinatorLife:
         self._tell(Abort(request))
 
     def deliver(self, output: Output) -> None:
-        """From the last stage."""
-        if self._actor is not None and self._actor.alive:
-            self._actor[Coordinator.outputs].tell_nowait(output)
+        """From the last stage. One that comes when the Coordinator is ending is a dead letter."""
+        if self._actor is not None:
+            with suppress(ActorStoppedError):
+                self._actor[Coordinator.outputs].tell_nowait(output)
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
@@ -134,8 +135,9 @@ class CoordinatorLife:
             self.scheduler.fail_all(AbortedError("the engine is closing"))
 
     def _tell(self, message: CoordinatorMessage) -> None:
-        if self._actor is not None and self._actor.alive:
-            self._actor[Coordinator.control].tell_nowait(message)
+        if self._actor is not None:
+            with suppress(ActorStoppedError):  # it is ending, and every request with it
+                self._actor[Coordinator.control].tell_nowait(message)
 
     def _dead_letter(self, letter: DeadLetter) -> None:
         """A request that the Coordinator did not live to see."""

@@ -17,7 +17,7 @@ from actorpp.errors import CoordinatorFailedError, StageFailedError, StageLoadEr
 from actorpp.runtime import ActorSystem
 from actorpp.serving.api import Finished, GenerationParams, Tokens
 from actorpp.stages.host import StageHost
-from actorpp.stages.messages import SamplingParams, Step
+from actorpp.stages.messages import Output, SamplingParams, Step
 from tests.unit.engine.support import PROMPT
 
 COUNT = 12
@@ -45,6 +45,26 @@ def with_engine(model: Path, body: Body, **options: Any) -> None:
             await body(engine, system)
 
     asyncio.run(main())
+
+
+def test_what_still_comes_while_the_coordinator_ends_is_a_dead_letter(model: Path) -> None:
+    """A signal ends an engine at any moment: Outputs are on their way, and clients abort their requests."""
+
+    async def body(engine: Engine, system: ActorSystem) -> None:
+        handle = engine.submit(PROMPT, ASKED[0])
+        life = engine._requests
+        output = Output(epoch=1, seq=0)
+        closing = asyncio.create_task(life.close())
+        turns = 0
+        while turns < 10 or not closing.done():
+            life.deliver(output)
+            handle.abort()
+            life.suspend()
+            await asyncio.sleep(0)
+            turns += 1
+        await closing
+
+    with_engine(model, body)
 
 
 async def complete(engine: Engine, params: GenerationParams) -> list[int]:
