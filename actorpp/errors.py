@@ -138,6 +138,16 @@ class StageFailedError(RequestError):
     retryable = True
 
 
+class StageCrashedError(StageFailedError):
+    """A stage ended, hangs, or could not go on by its own doing: what it computed may be the cause."""
+
+
+class CrashingRequestError(StageFailedError):
+    """This request has crashed its stage again and again, the last time alone: it would do so again."""
+
+    retryable = False
+
+
 class StageLoadError(StageFailedError):
     """A stage said that it cannot load its part of the model: it would say so again."""
 

@@ -26,6 +26,7 @@ from actorpp.errors import (
     InvalidRequestError,
     OverloadedError,
     RequestError,
+    StageCrashedError,
     StageFailedError,
 )
 from actorpp.runtime import Actor, Inbox, Overflow, guard_later
@@ -63,9 +64,13 @@ class Suspend(msgspec.Struct, frozen=True):
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """The stages wait for the log of this epoch; everything that was in flight is replayed in it."""
+    """The stages wait for the log of this epoch; everything that was in flight is replayed in it.
+
+    ``crash``: how a stage ended the last epoch that ran, if it was by its own doing.
+    """
 
     epoch: int
+    crash: StageCrashedError | None = None
 
 
 class GiveUp(msgspec.Struct, frozen=True):
@@ -122,8 +127,8 @@ class Coordinator(Actor):
                 self.issue()
             case Suspend():
                 self.suspend()
-            case Resume(epoch):
-                self.resume(epoch)
+            case Resume(epoch, crash):
+                self.resume(epoch, crash)
             case GiveUp(error):
                 self.end_all(error)
             case Close():
@@ -190,9 +195,9 @@ class Coordinator(Actor):
         self.suspended = True
         self.rewind_watchdog()
 
-    def resume(self, epoch: int) -> None:
+    def resume(self, epoch: int, crash: StageCrashedError | None) -> None:
         if self.ended is None:
-            self.scheduler.restart(epoch)
+            self.scheduler.restart(epoch, crash)
             self.suspended = False
             self.issue()
 

@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import Callable
 
+from actorpp.coordinator.stage_process import StageEnd
 from actorpp.errors import ActorppError, ActorStoppedError, TransportError
 from actorpp.runtime import ActorRef, ActorSystem
 from actorpp.stages.host import StageHost
@@ -71,11 +72,12 @@ class InprocPort:
             case Become() | Shutdown():
                 raise TransportError("a stage on the driver's loop is not a process")
 
-    async def exited(self) -> str:
+    async def exited(self) -> StageEnd:
         if self.node is None:
-            return "never started"
+            return StageEnd("never started", crashed=False)
         end = await self.node.join()
-        return f"its actor {end.reason}" + (f": {end.error!r}" if end.error else "")
+        how = f"its actor {end.reason}" + (f": {end.error!r}" if end.error else "")
+        return StageEnd(how, crashed=end.error is not None)
 
     async def kill(self) -> None:
         """End the stage, once its thread returns."""

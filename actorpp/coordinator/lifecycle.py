@@ -24,7 +24,7 @@ from actorpp.coordinator.coordinator import (
 )
 from actorpp.coordinator.request import Request
 from actorpp.coordinator.scheduler import Scheduler
-from actorpp.errors import AbortedError, ActorStoppedError, CoordinatorFailedError, StageFailedError
+from actorpp.errors import AbortedError, ActorStoppedError, CoordinatorFailedError, StageCrashedError, StageFailedError
 from actorpp.runtime import ActorRef, ActorSystem, DeadLetter
 from actorpp.stages.messages import Output
 
@@ -83,9 +83,14 @@ class CoordinatorLife:
         """The epoch is lost: requests wait."""
         self._tell(Suspend())
 
-    def resume(self, epoch: int) -> None:
-        """The stages wait for this epoch's log."""
-        self._tell(Resume(epoch))
+    def resume(self, epoch: int, crash: StageCrashedError | None) -> None:
+        """The stages wait for this epoch's log. ``crash``: what a stage ended the last one with, by its own doing."""
+        self._tell(Resume(epoch, crash))
+
+    @property
+    def convicted(self) -> int:
+        """Requests so far that were found to crash their stage."""
+        return self.scheduler.suspects.convicted if self._actor is not None else 0
 
     def give_up(self, error: StageFailedError) -> None:
         """The stages will not come back: every request fails, and is told which of them it was."""

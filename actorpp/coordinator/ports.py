@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,6 +13,7 @@ import msgspec
 import structlog
 
 from actorpp.coordinator.spares import Spares
+from actorpp.coordinator.stage_process import StageEnd
 from actorpp.errors import PeerUnreachableError, ProtocolError
 from actorpp.stages.codecs import Sender, driver_to_stage, routing_id, spare_id, stage_to_driver
 from actorpp.stages.messages import Admit, Become, DriverToStage, LogEntry, Shutdown, StageToDriver
@@ -29,6 +31,9 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(
 
 STAGE_COMMAND = (sys.executable, "-m", "actorpp.cli", "stage")
 
+OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+"""What ends a process from outside. The kernel's own SIGKILL, where memory is short, looks like anybody's."""
+
 OUTBOX = 2048  # messages per stage: the log's credit and a margin
 
 
@@ -40,13 +45,10 @@ class ProcessPort:
         self.peer = peer
         self.send = send
 
-    async def exited(self) -> str:
+    async def exited(self) -> StageEnd:
         code = await self.child.wait()
-        return (
-            f"its process {self.child.pid} was ended by signal {-code}"
-            if code < 0
-            else (f"its process {self.child.pid} exited with code {code}")
-        )
+        how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+        return StageEnd(f"its process {self.child.pid} {how}", crashed=-code not in OUTSIDE)
 
     async def kill(self) -> None:
         """End the process at once, a stopped one too."""

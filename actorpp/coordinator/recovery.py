@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import structlog
 
 from actorpp.coordinator.stage_group import StageGroup
-from actorpp.errors import ActorppError, StageFailedError, StageLoadError
+from actorpp.errors import ActorppError, StageCrashedError, StageFailedError, StageLoadError
 from actorpp.runtime import Actor, guard_timeout
 
 log = structlog.get_logger(__name__)
@@ -55,8 +55,13 @@ class Requests(Protocol):
         """The epoch is lost."""
         ...
 
-    def resume(self, epoch: int) -> None:
-        """The stages wait for this epoch's log."""
+    def resume(self, epoch: int, crash: StageCrashedError | None) -> None:
+        """The stages wait for this epoch's log. ``crash``: what a stage ended the last one with, by its own doing."""
+        ...
+
+    @property
+    def convicted(self) -> int:
+        """Requests so far that were found to crash their stage."""
         ...
 
     def give_up(self, error: StageFailedError) -> None:
@@ -84,6 +89,10 @@ class Recovery(Actor):
         self.lost_epoch = -1  # the newest known to be lost
         self.lost: dict[int, StageFailedError] = {}  # stages to restart
         self.cause = StageFailedError("the epoch is lost")
+        self.serving = 0  # the epoch that runs, or ran last
+        self.fresh: set[int] = set()  # stages started since
+        self.crash: StageCrashedError | None = None  # of a stage that served it
+        self.convicted = 0
         self.sizes: tuple[int, int] | None = None
         self.restart_times: deque[float] = deque()
         self.recovered = 0
@@ -93,12 +102,16 @@ class Recovery(Actor):
 
     def stage_lost(self, stage: int, error: StageFailedError) -> None:
         """A stage has ended, gives no sign of life, or cannot go on."""
+        if isinstance(error, StageCrashedError) and stage not in self.fresh:
+            self.crash = error
         if stage not in self.lost:
             self.lost[stage] = self.cause = error
             self.notify()
 
     def epoch_lost(self, epoch: int, error: Exception) -> None:
         """A stage or the coordinator cannot go on with this epoch; that of an older one is no news."""
+        if isinstance(error, StageCrashedError) and epoch == self.serving:
+            self.crash = error
         if epoch > self.lost_epoch and epoch >= self.epoch:
             self.lost_epoch = epoch
             self.cause = error if isinstance(error, StageFailedError) else StageFailedError(str(error))
@@ -110,6 +123,7 @@ class Recovery(Actor):
     # --- main task ---------------------------------------------------------------------------------------------------
 
     async def started(self) -> None:
+        self.fresh.update(range(len(self.group.specs)))
         await self.group.start()
         await self.establish()
         await self.begin_serving()
@@ -138,8 +152,10 @@ class Recovery(Actor):
         await self.begin_serving()
 
     async def begin_serving(self) -> None:
-        self.state = "ready"
-        self.requests.resume(self.epoch)
+        self.state, self.serving = "ready", self.epoch
+        crash, self.crash = self.crash, None
+        self.fresh.clear()
+        self.requests.resume(self.epoch, crash)
         try:
             await self.group.prepare()
         except (ActorppError, OSError) as error:  # the next restart takes longer, and that is all
@@ -147,13 +163,12 @@ class Recovery(Actor):
 
     async def establish(self) -> None:
         """Rounds until an epoch runs on all stages. Raises StageFailedError when there have been too many."""
-        started = set(range(len(self.group.specs))) if self.state == "starting" else set()
         while True:
             if self.is_lost():
-                started |= await self.clear_away()
+                await self.clear_away()
             if not self.lost:
                 try:
-                    await self.begin_epoch(started)
+                    await self.begin_epoch()
                 except ActorppError as error:
                     self.epoch_lost(self.epoch, error)
             if not self.is_lost():
@@ -161,26 +176,26 @@ class Recovery(Actor):
             if self.state == "starting" and isinstance(self.cause, StageLoadError):
                 raise self.cause
 
-    async def clear_away(self) -> set[int]:
-        """Restart what is lost, and have the others end the epoch. Returns the stages restarted."""
+    async def clear_away(self) -> None:
+        """Restart what is lost, and have the others end the epoch."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S):
                 await self.until(lambda: bool(self.lost))
         lost, self.lost = self.lost, {}
         self.count_restarts(max(1, len(lost)))
+        self.fresh.update(lost)
         await self.group.start(lost)
         living = [stage for stage in range(len(self.group.specs)) if stage not in lost]
         for stage in await self.group.fence(self.epoch, living, self.limits.fence_timeout_s):
             self.stage_lost(stage, StageFailedError(f"stage {stage} did not end its epoch", stage=stage))
-        return set(lost)
 
-    async def begin_epoch(self, started: set[int]) -> None:
+    async def begin_epoch(self) -> None:
         """The next one, once all that were started have their weights. Raises ActorppError when it does not run."""
         try:
             async with guard_timeout(self.limits.load_timeout_s):
                 await self.group.wait_loaded()
         except TimeoutError:
-            for stage in started:
+            for stage in self.fresh:
                 self.stage_lost(stage, StageFailedError(f"stage {stage} did not load in time", stage=stage))
             raise self.cause from None
         if self.sizes is None:
@@ -189,7 +204,13 @@ class Recovery(Actor):
         await self.group.begin(self.epoch, *self.sizes)
 
     def count_restarts(self, count: int) -> None:
-        """Raises StageFailedError, with the cause of the last, when there are more than are allowed."""
+        """Raises StageFailedError, with the cause of the last, when there are more than are allowed.
+
+        Those before a request was convicted of them are explained, and count no more.
+        """
+        if self.requests.convicted > self.convicted:
+            self.convicted = self.requests.convicted
+            self.restart_times.clear()
         now = asyncio.get_running_loop().time()
         while self.restart_times and self.restart_times[0] <= now - RESTART_WINDOW_S:
             self.restart_times.popleft()

@@ -98,6 +98,8 @@ class Request:
         sampled: Sampling segments in steps that have been sent.
         output_ids: Ids delivered.
         in_flight: Segments whose Output is not in.
+        crashes: Crashes of stages in a row that met it, without its getting past what they met.
+        crash_end: Where its segments under way ended at the last of them.
         deadline: Timer of ``deadline_at``, cancelled when the request ends.
     """
 
@@ -126,6 +128,8 @@ class Request:
     sampled: int = 0
     output_ids: list[int] = field(default_factory=list)
     in_flight: int = 0
+    crashes: int = 0
+    crash_end: int = 0
     deadline: TimerHandle | None = None
 
     @property
@@ -142,6 +146,16 @@ class Request:
     def unprocessed(self) -> int:
         """Sampled ids that the coordinator has not seen."""
         return self.sampled - len(self.output_ids)
+
+    @property
+    def sent(self) -> int:
+        """Positions in steps that have been sent."""
+        return self.issued + max(0, self.sampled - self.replayed - 1)
+
+    @property
+    def seen(self) -> int:
+        """Positions in steps whose Output is in."""
+        return self.computed + max(0, len(self.output_ids) - self.replayed - 1)
 
     def rewind(self) -> None:
         """Its epoch has ended: it waits again, to be computed anew from its prompt and what was delivered.

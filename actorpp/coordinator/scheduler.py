@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from actorpp.coordinator.chunking.fit import CostLearner, StageSample
 from actorpp.coordinator.chunking.policy import ChunkPolicy, ChunkRequest
@@ -27,7 +27,15 @@ from actorpp.coordinator.pages import PagePool
 from actorpp.coordinator.request import ChunkTimes, EndReason, Phase, Request
 from actorpp.coordinator.scheduler_config import SchedulerConfig
 from actorpp.coordinator.slots import DecodeSlots
-from actorpp.errors import InvalidRequestError, OverloadedError, ProtocolError, RequestError
+from actorpp.coordinator.suspects import Suspects
+from actorpp.errors import (
+    CrashingRequestError,
+    InvalidRequestError,
+    OverloadedError,
+    ProtocolError,
+    RequestError,
+    StageCrashedError,
+)
 from actorpp.stages.messages import Admit, FromOutput, LogEntry, Logprobs, Output, Segment, Step
 
 # Prompt tokens of one step, of all requests, whose log-probabilities are wanted: the last stage holds a row of logits
@@ -62,6 +70,7 @@ class Scheduler:
         self.stage_busy = [0.0] * config.num_stages  # compute seconds so far
         self.next_seq = 0
         self._retire: list[int] = []
+        self.suspects = Suspects()
         self._slots = DecodeSlots(config.num_stages, config.num_slots, self.running)
         self._short_first = False
 
@@ -120,12 +129,20 @@ class Scheduler:
         """All requests that have not ended, in order of admission."""
         return [r for r in (*self.running.values(), *self.waiting) if r.phase is not Phase.ENDED]
 
-    def restart(self, epoch: int) -> None:
+    def restart(self, epoch: int, crash: StageCrashedError | None = None) -> None:
         """Drop the running epoch and begin another on empty stages. Nothing that was delivered changes or comes again.
 
         Pages are all free again: the requests in flight wait, in order of admission and before the others, and reserve
         them anew. Those that had ended, and had segments in flight, are gone.
+
+        Args:
+            crash: How a stage ended the last epoch, if it was by its own doing.
         """
+        convict = None if crash is None else self.suspects.crashed([r for r in self.running.values() if r.in_flight])
+        if crash is not None and convict is not None:
+            text = f"{crash}: for the {convict.crashes}. time in a row with this request, now with no other"
+            self._end(convict, CrashingRequestError(text, stage=crash.stage))
+        self.suspects.alone = None
         lost = [request for request in self.running.values() if request.phase is not Phase.ENDED]
         for request in self.running.values():
             self.pool.give_back(request.pages)
@@ -133,6 +150,7 @@ class Scheduler:
             request.rewind()
         self.running.clear()
         self.waiting[:0] = lost
+        self.waiting.sort(key=lambda request: not self.suspects.suspected(request))
         self.replays += len(lost)
         self.in_flight.clear()
         self._retire.clear()
@@ -144,7 +162,7 @@ class Scheduler:
         """The next entry of the log, or None when nothing can be issued before the next event."""
         if (admit := self._admit()) is not None:
             return admit
-        if len(self.in_flight) >= self.config.window:
+        if len(self.in_flight) >= self.config.window or self._waits_for_alone():
             return None
         slot, segments = self._decode_segments()
         self._add_prefill_segments(segments)
@@ -166,7 +184,10 @@ class Scheduler:
         return step
 
     def _admit(self) -> Admit | None:
-        if not self.waiting or not self._free_places():
+        if not self.waiting or not self._free_places() or self.suspects.alone is not None:
+            return None
+        suspected = self.suspects.suspected(self.waiting[0])
+        if suspected and self.in_flight:
             return None
         pages = self.pool.take(self._pages_for(self.waiting[0]))
         if pages is None:
@@ -175,6 +196,8 @@ class Scheduler:
         request.pages = pages
         request.phase = Phase.PREFILL
         self.running[request.rid] = request
+        if suspected:
+            self.suspects.alone = request
         self.prompt_tokens += 0 if request.replays else request.prompt_len
         return Admit(
             epoch=self.epoch,
@@ -194,7 +217,7 @@ class Scheduler:
         """
         ready: dict[int, list[Request]] = {}
         behind: set[int] = set()
-        for request in self.running.values():
+        for request in self._computed():
             if request.slot is None or request.sampled >= request.max_tokens:
                 continue
             if request.unprocessed > self.config.async_depth:
@@ -326,6 +349,7 @@ class Scheduler:
                 self._deliver_prompt_logprobs(request, prompt_logprobs, segment.start)
             if token is not None:
                 self._deliver(request, token, logprobs, output.seq)
+            self.suspects.progressed(request)
         if request.phase is Phase.ENDED and not request.in_flight:
             self._release(request)
 
@@ -361,6 +385,7 @@ class Scheduler:
             self.waiting.remove(request)
         request.phase = Phase.ENDED
         self.finished += 1
+        self.suspects.ended(request)
         if request.deadline is not None:
             request.deadline.cancel()
         if request.slot is not None:
@@ -383,7 +408,18 @@ class Scheduler:
 
     def _prefilling(self) -> list[Request]:
         """In order of admission."""
-        return [request for request in self.running.values() if request.phase is Phase.PREFILL]
+        return [request for request in self._computed() if request.phase is Phase.PREFILL]
+
+    def _computed(self) -> Iterable[Request]:
+        """The admitted requests that may be in the next step, in order of admission."""
+        alone = self.suspects.alone
+        return self.running.values() if alone is None else (alone,)
+
+    def _waits_for_alone(self) -> bool:
+        """Whether a suspect can be computed as soon as what is in flight is back."""
+        if self.suspects.alone is not None or not self.waiting or not self.suspects.suspected(self.waiting[0]):
+            return False
+        return self._free_places() > 0 and self._pages_for(self.waiting[0]) <= self.pool.free_pages
 
     def _take_seq(self) -> int:
         self.next_seq += 1

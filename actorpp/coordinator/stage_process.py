@@ -10,9 +10,16 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol, TypeVar, assert_never
+from typing import NamedTuple, Protocol, TypeVar, assert_never
 
-from actorpp.errors import ActorStoppedError, StageFailedError, StageLoadError, TransportError
+from actorpp.errors import (
+    ActorppError,
+    ActorStoppedError,
+    StageCrashedError,
+    StageFailedError,
+    StageLoadError,
+    TransportError,
+)
 from actorpp.runtime import Actor, Inbox, Request, guard_sleep
 from actorpp.stages.messages import (
     DriverToStage,
@@ -41,6 +48,13 @@ CLOCK_SAMPLES = 64  # newest answers to pings: clocks of two hosts drift
 LOADING_PATIENCE_S = 60.0  # the watchdog's at least while loading holds a stage's loop up
 
 
+class StageEnd(NamedTuple):
+    """How a stage ended, in words; and whether by its own doing, not because somebody ended it."""
+
+    how: str
+    crashed: bool
+
+
 class StagePort(Protocol):
     """The driver's line to one stage."""
 
@@ -48,8 +62,8 @@ class StagePort(Protocol):
         """Never blocks. Raises TransportError when the stage cannot be reached."""
         ...
 
-    async def exited(self) -> str:
-        """Wait for the end of the stage's process, and say in words how it ended."""
+    async def exited(self) -> StageEnd:
+        """Wait for the end of the stage's process."""
         ...
 
     async def kill(self) -> None:
@@ -149,7 +163,9 @@ class StageProcess(Actor):
                 self.ref[StageProcess.news].tell_nowait(message)
 
     async def watch_exit(self, port: StagePort) -> None:
-        self.fail(StageFailedError(f"stage {self.stage}: {await port.exited()}", stage=self.stage))
+        end = await port.exited()
+        kind = StageCrashedError if end.crashed else StageFailedError
+        self.fail(kind(f"stage {self.stage}: {end.how}", stage=self.stage))
 
     async def stopping(self) -> None:
         """The stage ends with its actor."""
@@ -198,8 +214,8 @@ class StageProcess(Actor):
                 self.ping()  # before the first step its loop is quick to say what its clock is
             case TraceSpans(nonce):
                 self.trace[nonce] = message
-            case StageError(epoch, _, text):
-                self.on_stage_error(epoch, f"stage {self.stage}: {text}")
+            case StageError(epoch, code, text):
+                self.on_stage_error(epoch, code, f"stage {self.stage}: {text}")
             case Fenced():
                 self.fenced = message
             case Pong():
@@ -217,7 +233,7 @@ class StageProcess(Actor):
             self.on_clock(self.clock_ahead)
         if pong.computing_s > self.patience:
             slow = f"stage {self.stage}: one step has taken {pong.computing_s:.3g} s"
-            self.fail(StageFailedError(slow, stage=self.stage))
+            self.fail(StageCrashedError(slow, stage=self.stage))
 
     @property
     def clock_ahead(self) -> float:
@@ -226,12 +242,12 @@ class StageProcess(Actor):
         trip, ahead = min(self.clocks, default=(0.0, 0.0))
         return ahead if abs(ahead) > trip / 2 + ONE_CLOCK_S else 0.0
 
-    def on_stage_error(self, epoch: int | None, text: str) -> None:
+    def on_stage_error(self, epoch: int | None, code: str, text: str) -> None:
+        kind = StageCrashedError if code == ActorppError.code else StageFailedError
         if epoch is None:
-            kind = StageLoadError if self.loaded is None else StageFailedError
-            self.fail(kind(text, stage=self.stage))
+            self.fail((StageLoadError if self.loaded is None else kind)(text, stage=self.stage))
         else:
-            self.lost_epoch = (epoch, StageFailedError(text, stage=self.stage))
+            self.lost_epoch = (epoch, kind(text, stage=self.stage))
             self.on_epoch_lost(*self.lost_epoch)
 
     @requests.handler

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from contextlib import ExitStack
+from typing import Any
 from unittest.mock import patch
 
 from actorpp.stages import entry
@@ -18,6 +19,9 @@ from actorpp.stages.wiring import WiringSpec
 from tests.faults.trap import Trap, folder_of_environment
 
 SKEW_S = 10.0
+
+POISON = [3, 3, 3]
+"""A prompt that begins so crashes the first stage at every chunk from its position 64 on. No other prompt here does."""
 
 
 def strike(stage: int, kind: str) -> None:
@@ -34,6 +38,21 @@ def skew_clocks(seconds: float) -> None:
     for name in ("time", "monotonic"):
         clock = getattr(time, name)
         setattr(time, name, lambda clock=clock: clock() + ahead)
+
+
+def crash_by_poison(stack: ExitStack) -> None:
+    from actorpp.stages.host import StageHost
+
+    compute = StageHost._compute
+
+    def computed(host: StageHost, step: Any, *rest: Any) -> Any:
+        for segment in step.segments if host.is_first else ():
+            tokens = host._requests[segment.rid].tokens
+            if tokens is not None and tokens[:3].tolist() == POISON and segment.start >= 64:
+                os.kill(os.getpid(), signal.SIGSEGV)
+        return compute(host, step, *rest)
+
+    stack.enter_context(patch.object(StageHost, "_compute", computed))
 
 
 def set_traps(stack: ExitStack) -> None:
@@ -57,6 +76,7 @@ if __name__ == "__main__":
         def import_and_set(device: str) -> None:
             import_lightly(device)
             set_traps(stack)
+            crash_by_poison(stack)
 
         stack.enter_context(patch.object(entry, "import_lightly", import_and_set))
         entry.main()

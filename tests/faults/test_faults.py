@@ -12,8 +12,11 @@ import pytest
 from actorpp.analysis.steps import traced_steps
 from actorpp.analysis.trace import Trace
 from actorpp.config import EngineConfig
+from actorpp.errors import CrashingRequestError
+from actorpp.serving.api import GenerationParams
 from tests.exactness.tiny import save_llama
 from tests.faults.harness import Harness, Tally, opened, schedule
+from tests.faults.stage import POISON
 from tests.faults.trap import Strike
 
 
@@ -68,6 +71,29 @@ def test_processes_that_die_stop_or_hang_cost_no_request(model: Path) -> None:
     assert not tally.failed, tally.summary()
     assert tally.restarts >= 6  # a busy machine may take a slow stage for a stopped one
     assert tally.requests == 12
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_request_that_crashes_its_stages_process_fails_alone(model: Path) -> None:
+    async def main() -> None:
+        config = EngineConfig(
+            model=str(model), stages=2, dtype="float32", kv_tokens=4096, threads_per_stage=1, chunked_prefill_size=32
+        )
+        harness: Harness
+        async with opened(config, 0, longest=60) as harness:
+            handle = harness.engine.submit([*POISON, *range(5, 105)], GenerationParams(max_tokens=4))
+            playing = asyncio.create_task(harness.play(0, []))
+            with pytest.raises(CrashingRequestError, match=r"ended by signal 11: for the 3\. time in a row"):
+                async for _ in handle:
+                    pass
+            await playing
+            stats = harness.engine.stats()
+        assert not harness.tally.failed, harness.tally.summary()
+        assert stats.state == "ready"
+        assert [stage.restarts for stage in stats.stages] == [3, 0]
+
+    asyncio.run(main())
 
 
 def test_stages_on_the_loop_that_die_cost_no_request(model: Path) -> None:

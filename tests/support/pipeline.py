@@ -157,9 +157,10 @@ class SimulatedSession(StageSession):
 
     async def launch(self, step: Step, hidden: object) -> Result:
         self.host.began = asyncio.get_running_loop().time()
+        seconds = self.seconds(step)
         await self.gate.wait()
         start = asyncio.get_running_loop().time()
-        await asyncio.sleep(self.seconds(step))
+        await asyncio.sleep(seconds)
         result = self.host.launch(step, hidden, self.outputs_for(step))
         self.host.began = None
         skew = self.host.skew

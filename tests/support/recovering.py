@@ -18,6 +18,7 @@ from actorpp.coordinator.request import Request
 from actorpp.coordinator.scheduler import Scheduler
 from actorpp.coordinator.scheduler_config import SchedulerConfig
 from actorpp.coordinator.stage_group import StageGroup
+from actorpp.coordinator.stage_process import StageEnd
 from actorpp.errors import TransportError
 from actorpp.runtime import ActorRef, ActorSystem
 from actorpp.stages.links import Links
@@ -35,6 +36,7 @@ from actorpp.stages.messages import (
     SamplingParams,
     StageError,
     StageToDriver,
+    Step,
     Topology,
 )
 from actorpp.stages.spec import StageSpec
@@ -53,7 +55,7 @@ class SimulatedStage:
     def __init__(self, ports: SimulatedPorts, spec: StageSpec, number: int, deliver: Callable[[StageToDriver], None]):
         self.ports, self.spec = ports, spec
         self.switch = EpochSwitch()
-        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[StageEnd] = asyncio.get_running_loop().create_future()
         self.session: ActorRef | None = None
         self.beginning: asyncio.Task[None] | None = None
         self.going = asyncio.Event()  # cleared by a stop
@@ -84,7 +86,7 @@ class SimulatedStage:
             raise TransportError("no such peer is connected")
         self.from_driver.send(message)
 
-    async def exited(self) -> str:
+    async def exited(self) -> StageEnd:
         return await asyncio.shield(self.ended)
 
     async def kill(self) -> None:
@@ -93,10 +95,10 @@ class SimulatedStage:
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
-    def die(self, how: str = "was ended by signal 9") -> None:
+    def die(self, how: str = "was ended by signal 9", *, crashed: bool = False) -> None:
         """At once: nothing more is heard of it, but for what it had sent."""
         if not self.ended.done():
-            self.ended.set_result(how)
+            self.ended.set_result(StageEnd(how, crashed))
             self.life.cancel()
             self.switch.close()
             self.computing.set()  # whoever waits for it need not any more
@@ -156,12 +158,17 @@ class SimulatedStage:
             spans=SpanRecorder(False),
         )
         session.gate = self.computing
-        session.seconds = lambda step: 0.1
+        session.seconds = self.compute
         return session
 
-    def broken(self, epoch: int, error: Exception) -> None:
+    def compute(self, step: Step) -> float:
+        """Begins a step. Returns the seconds that it takes."""
+        self.ports.computing(self, step)
+        return 0.1
+
+    def broken(self, epoch: int, error: Exception, code: str = "transport_error") -> None:
         self.switch.close()
-        self.say(StageError(epoch, "transport_error", str(error)))
+        self.say(StageError(epoch, code, str(error)))
 
     async def fence(self, epoch: int) -> None:
         if self.beginning is not None:
@@ -188,6 +195,7 @@ class SimulatedPorts:
         self.skews: dict[int, float] = {}  # seconds that a stage's clock is ahead of the driver's
         self.outputs: list[Output] = []  # as the driver sees them
         self.log: list[LogEntry] = []
+        self.computing: Callable[[SimulatedStage, Step], None] = lambda stage, step: None  # at each step's beginning
         self._numbers = count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._meetings: dict[int, dict[int, SimulatedStage]] = {}

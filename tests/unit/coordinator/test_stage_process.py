@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from actorpp.coordinator.stage_process import StageProcess
+from actorpp.coordinator.stage_process import StageEnd, StageProcess
 from actorpp.runtime import ActorSystem
 from actorpp.stages.messages import DriverToStage, Hello, Ping, Pong, StageToDriver
 from actorpp.testing import run
@@ -19,7 +19,7 @@ class Noted:
     def send(self, message: DriverToStage) -> None:
         self.sent.append(message)
 
-    async def exited(self) -> str:
+    async def exited(self) -> StageEnd:
         return await asyncio.Future()
 
     async def kill(self) -> None:
