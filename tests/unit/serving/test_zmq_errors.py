@@ -161,3 +161,16 @@ def test_a_fault_of_the_server_is_told_to_its_client_alone(monkeypatch: pytest.M
         assert (await setup.ask(client, "ping"))[0]["status"] == "ok"
 
     serve(body)
+
+
+def test_very_long_lists_are_refused_in_favour_of_buffers() -> None:
+    async def check(setup: Setup) -> None:
+        header, error, _ = await setup.once("submit", {"prompt_tokens": [1] * 300_000}, id="list")
+        assert (header["status"], error["code"]) == ("error", "protocol_error")
+        assert "long lists of ids travel as raw buffers" in error["message"]
+        ids = (1).to_bytes(4, "little") * 300_000
+        header, error, _ = await setup.once("submit", {"prompt_tokens_buffer": 0}, ids, id="buffer")
+        assert (header["status"], error["code"]) == ("error", "context_length_exceeded")
+        assert "300000 tokens" in error["message"]
+
+    serve(check)
