@@ -51,6 +51,10 @@ enum {
 /* Stands for minus infinity: differences of it are numbers. */
 #define HIDDEN (-1e30f)
 
+/* A new largest score is taken up when it would make weights over 2 ** SLACK: below that a smaller one serves as well, and
+   what was summed up so far can stay. */
+#define SLACK 8.0f
+
 /* One side of the attention: number (head, token, i) lies at data[head * head_stride + token * token_stride + i]. */
 typedef struct {
     bf16 *data;
@@ -72,7 +76,7 @@ typedef struct {
 typedef struct {
     bf16 *query;    /* key_width / 32 tiles: rows are pairs of elements, columns are queries */
     float *out;     /* value_width rows of 16 lanes, not yet divided by the total */
-    float *largest; /* of the scores so far, before scaling */
+    float *largest; /* of the scores so far, before scaling, or not much less */
     float *total;   /* of the weights so far */
     int32_t position[LANES];
 } Group;
@@ -160,8 +164,11 @@ INLINE void weigh(Group *g, float *scores, int first, int n, int rows, int windo
         for (int i = 0; i < 4; i++) largest[i] = _mm512_max_ps(largest[i], _mm512_load_ps(scores + (k + i) * LANES));
     __m512 now = _mm512_max_ps(_mm512_max_ps(largest[0], largest[1]), _mm512_max_ps(largest[2], largest[3]));
     __m512 even = _mm512_load_ps(g->total), odd = _mm512_setzero_ps();
-    if (_mm512_cmp_ps_mask(now, before, _CMP_NEQ_OQ)) {
-        __m512 shrink = exp2_of(_mm512_mul_ps(_mm512_sub_ps(before, now), factor));
+    __m512 growth = _mm512_mul_ps(_mm512_sub_ps(now, before), factor);
+    if (!_mm512_cmp_ps_mask(growth, _mm512_set1_ps(SLACK), _CMP_GT_OQ)) {
+        now = before;
+    } else {
+        __m512 shrink = exp2_of(_mm512_sub_ps(_mm512_setzero_ps(), growth));
         _mm512_store_ps(g->largest, now);
         even = _mm512_mul_ps(even, shrink);
         for (int d = 0; d < width; d++) {

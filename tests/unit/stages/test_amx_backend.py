@@ -33,7 +33,7 @@ def test_output_and_log_sum_exp_are_right_over_scattered_pages(
 ) -> None:
     """What no request owns is NaN, so a read past a request's own pages would show."""
     query, kv = packed_step(lengths, heads=9, kv_heads=3, widths=(64, 64), dtype=BF16)
-    check_step(AmxBackend(), query, kv, PLAIN._replace(window=window), 0.01)
+    check_step(AmxBackend(), query, kv, PLAIN._replace(window=window), 0.015)
 
 
 @needs_amx
