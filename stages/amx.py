@@ -1,7 +1,8 @@
-"""The library that computes attention on the tile unit (AMX) of x86 CPUs: where it is, and what it is given.
+"""The library for x86 CPUs with a tile unit (AMX): where it is, and what it is given.
 
-It is compiled when the package is installed, if there is a C compiler (``amx_attention.c``). No torch here, so that the
-driver can ask whether stages will have it.
+It computes attention (``amx_attention.c``) and what stands between a layer's matrix products (``amx_rows.c``), and is
+compiled when the package is installed, if there is a C compiler. No torch here, so that the driver can ask whether
+stages will have it.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ def library() -> Any:
     if spec is None or spec.origin is None:
         return None
     loaded = ctypes.CDLL(spec.origin)
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    loaded.actorpp_rms_norm.argtypes = (*[pointer] * 3, *[number] * 2, ctypes.c_float)
+    loaded.actorpp_rotate.argtypes = (*[pointer] * 3, *[number] * 4)
+    loaded.actorpp_file.argtypes = (*[pointer] * 3, *[number] * 6)
     return loaded if loaded.actorpp_amx_start() == 0 else None
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from actorpp.stages import amx
 from actorpp.stages.backends import AttentionBackend, Scoring
 from actorpp.stages.history import LayerKV
 from actorpp.stages.linears import PackedLinear, join
@@ -65,11 +66,9 @@ class FusedLayer:
         first, second = self._norms
         rows = hidden_states.shape[1]
         heads = self._project(rms_norm(hidden_states, *first)).view(rows, -1, self._width)
-        rotated, value = heads.split_with_sizes((self._queries + self._keys, self._keys), dim=1)
-        cos, sin = self._angles.of(position_embeddings)
-        rotated = torch.addcmul(rotated * cos, rotated.roll(self._width // 2, -1), sin).transpose(0, 1)
-        query, key = rotated.split_with_sizes((self._queries, self._keys))
-        packed.update(key[None], value.transpose(0, 1)[None], self._index)
+        rotate(heads, self._queries + self._keys, *self._angles.of(position_embeddings))
+        query, key, value = heads.transpose(0, 1).split_with_sizes((self._queries, self._keys, self._keys))
+        packed.update(key[None], value[None], self._index)
         out, _ = backend.attend_step(query, packed.layer(self._index, None), self._scoring)
         hidden_states = self._output.plus(out.reshape(1, rows, -1), hidden_states)
         normed = rms_norm(hidden_states, *second)
@@ -86,19 +85,39 @@ class Angles:
         self._laid_out: Rotary
 
     def of(self, given: Rotary) -> Rotary:
-        """(T, 1, head_dim) each, out of (1, T, head_dim); each sine has the sign of what it is multiplied with."""
+        """(T, head_dim) each, out of (1, T, head_dim); each sine has the sign of what it is multiplied with."""
         if given is not self._given:
-            cos, sin = (side[0, :, None] for side in given)
+            cos, sin = (side[0] for side in given)
             half = sin.shape[-1] // 2
-            self._given, self._laid_out = given, (cos, torch.cat((-sin[..., :half], sin[..., half:]), dim=-1))
+            self._given = given
+            self._laid_out = cos.contiguous(), torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)
         return self._laid_out
 
 
 def rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Root mean square normalisation (Zhang and Sennrich, 2019), in float32 but for the weight."""
+    library, size = amx.library(), hidden_states.shape[-1]
+    if library is not None and size % 16 == 0 and hidden_states.is_contiguous():
+        out = torch.empty_like(hidden_states)
+        library.actorpp_rms_norm(
+            hidden_states.data_ptr(), weight.data_ptr(), out.data_ptr(), out.numel() // size, size, epsilon
+        )
+        return out
     wide = hidden_states.float()
     square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
     return weight * wide.mul_(square.div_(wide.shape[-1]).add_(epsilon).rsqrt_()).to(hidden_states.dtype)
+
+
+def rotate(heads: torch.Tensor, count: int, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotate, in place, the first ``count`` heads of (T, heads, head_dim) by the angles of their positions."""
+    library, (rows, _, width) = amx.library(), heads.shape
+    if cos.shape != (rows, width):
+        raise RuntimeError("rotary embeddings of a part of a head")
+    if library is not None and width % 32 == 0:
+        library.actorpp_rotate(heads.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, heads.stride(0), count, width)
+        return
+    rotated = heads[:, :count]
+    rotated.copy_(torch.addcmul(rotated * cos[:, None], rotated.roll(width // 2, -1), sin[:, None]))
 
 
 @contextmanager

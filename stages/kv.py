@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from actorpp.errors import ProtocolError
+from actorpp.stages import amx
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
 
@@ -110,8 +111,8 @@ class KVArena:
             keys: (key_heads, T, key_dim).
             values: (value_heads, T, value_dim).
         """
-        self._keys[layer].index_copy_(1, slots, keys)
-        self._values[layer].index_copy_(1, slots, values)
+        _file(self._keys[layer], slots, keys)
+        _file(self._values[layer], slots, values)
 
     def tensors(self, layer: int) -> KeyValue:
         """A layer's keys (key_heads, slots, key_dim) and values (value_heads, slots, value_dim)."""
@@ -130,3 +131,18 @@ class KVArena:
 
     def _empty(self, heads: int, slots: int, width: int) -> torch.Tensor:
         return torch.empty((heads, slots, width), dtype=self.dtype, device=self.device)
+
+
+def _file(side: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
+    """``side[:, slots] = new``, with (heads, slots, width) and (heads, T, width)."""
+    head, row, element = new.stride()
+    library = amx.library()
+    if library is None or side.device.type != "cpu" or side.dtype != new.dtype or element != 1:
+        side.index_copy_(1, slots, new)
+        return
+    size = side.element_size()
+    width = side.shape[2] * size
+    library.actorpp_file(
+        side.data_ptr(), new.data_ptr(), slots.data_ptr(), len(slots), len(side), width,
+        side.stride(0) * size, head * size, row * size,
+    )  # fmt: skip

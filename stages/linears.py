@@ -28,25 +28,28 @@ class PackedLinear(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(..., in_features) to (..., out_features)."""
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(hidden_states, self._packed, self.bias, "none", [], "")
-        return out
+        return self._product(hidden_states, "none")
 
     def silu(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """SiLU of the product, before it is rounded."""
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(hidden_states, self._packed, self.bias, "swish", [], "")
-        return out
+        return self._product(hidden_states, "swish")
 
     def times(self, hidden_states: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         """The product times ``factor`` (..., out_features), rounded once."""
-        return self._with(hidden_states, factor, "mul")
+        return self._product_with(hidden_states, factor, "mul")
 
     def plus(self, hidden_states: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
         """The product plus ``summand`` (..., out_features), rounded once."""
-        return self._with(hidden_states, summand, "add")
+        return self._product_with(hidden_states, summand, "add")
 
-    def _with(self, hidden_states: torch.Tensor, other: torch.Tensor, how: str) -> torch.Tensor:
-        binary = torch.ops.mkldnn._linear_pointwise.binary
-        out: torch.Tensor = binary(hidden_states, other, self._packed, self.bias, how)
+    def _product(self, hidden_states: torch.Tensor, then: str) -> torch.Tensor:
+        operation = torch.ops.mkldnn._linear_pointwise.default
+        out: torch.Tensor = operation(hidden_states, self._packed, self.bias, then, [], "")
+        return out
+
+    def _product_with(self, hidden_states: torch.Tensor, other: torch.Tensor, then: str) -> torch.Tensor:
+        operation = torch.ops.mkldnn._linear_pointwise.binary
+        out: torch.Tensor = operation(hidden_states, other, self._packed, self.bias, then)
         return out
 
 

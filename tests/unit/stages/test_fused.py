@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from actorpp.stages import amx
 from tests.exactness.chain import Chain, recorded_logits
 from tests.exactness.families import FAMILIES
 from tests.exactness.tiny import save_tiny
@@ -43,8 +44,13 @@ def _logits(chain: Chain) -> torch.Tensor:
     return torch.stack(rows)
 
 
+@pytest.mark.parametrize("library", [True, False])
 @pytest.mark.parametrize("family", ["llama with yarn and biases", "qwen2, window in the upper layers", "mistral"])
-def test_fused_layers_compute_what_their_own_code_does(tmp_path: Path, family: str) -> None:
+def test_fused_layers_compute_what_their_own_code_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, library: bool
+) -> None:
+    if not library:
+        monkeypatch.setattr(amx, "library", lambda: None)
     fused = _chain(tmp_path, family, 2)
     assert _fused(fused) == [0, 1, 2, 3, 4]
     assert not [name for host in fused.hosts for name, _ in host.model.named_modules() if "q_proj" in name]

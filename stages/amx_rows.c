@@ -1,0 +1,94 @@
+/* What stands between a layer's matrix products, row by row in bfloat16: normalising, rotating, filing keys and values.
+
+   A decode step has few rows, so that calls cost more than what they compute: each function here stands for a handful of
+   torch's. One thread computes all rows; beside the products that is nothing. Arithmetic is in float32, and each result
+   is rounded once, to the nearest even. Pointers are to rows that lie one behind the other unless a stride is given.
+
+   This file knows nothing of Python or torch: stages/amx.py calls it, on CPUs for which actorpp_amx_start returned 0. */
+
+#include <stdint.h>
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 11)
+
+#include <math.h>
+#include <string.h>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq")
+#endif
+#include <immintrin.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef uint16_t bf16;
+
+enum { LANES = 16 };
+
+INLINE __m512 load(const bf16 *from) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
+}
+
+INLINE __m512i rounded(__m512 x) {
+    __m512i bits = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); /* adding could make it infinite, or zero */
+    return _mm512_srli_epi32(_mm512_mask_mov_epi32(nearest, nan, _mm512_set1_epi32(0x7fc00000)), 16);
+}
+
+INLINE void store(bf16 *to, __m512 x) { _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(rounded(x))); }
+
+/* out = weight * bf16(x / sqrt(mean(x * x) + epsilon)) for each row of n numbers, a multiple of 16. */
+void actorpp_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, int64_t n, float epsilon) {
+    for (int64_t row = 0; row < rows; row++, x += n, out += n) {
+        __m512 sum = _mm512_setzero_ps();
+        for (int64_t i = 0; i < n; i += LANES) {
+            __m512 part = load(x + i);
+            sum = _mm512_fmadd_ps(part, part, sum);
+        }
+        __m512 scale = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(sum) / (float)n + epsilon));
+        for (int64_t i = 0; i < n; i += LANES) {
+            __m512i normed = _mm512_slli_epi32(rounded(_mm512_mul_ps(load(x + i), scale)), 16);
+            store(out + i, _mm512_mul_ps(_mm512_castsi512_ps(normed), load(weight + i)));
+        }
+    }
+}
+
+/* Rotates the first num_heads heads of each row in place by the angles of its position.
+
+   heads: (rows, row_stride), of which the heads are the first num_heads * width; width is a multiple of 32.
+   cos, sin: (rows, width); a sine has the sign of what it is multiplied with: number i +- width / 2 for number i. */
+void actorpp_rotate(bf16 *heads, const bf16 *cos, const bf16 *sin, int64_t rows, int64_t row_stride, int64_t num_heads,
+                    int64_t width) {
+    int64_t half = width / 2;
+    for (int64_t row = 0; row < rows; row++, heads += row_stride, cos += width, sin += width) {
+        for (bf16 *x = heads, *y = x + half; x < heads + num_heads * width; x += width, y += width) {
+            for (int64_t i = 0; i < half; i += LANES) {
+                __m512 low = load(x + i), high = load(y + i);
+                store(x + i, _mm512_fmadd_ps(low, load(cos + i), _mm512_mul_ps(high, load(sin + i))));
+                store(y + i, _mm512_fmadd_ps(high, load(cos + half + i), _mm512_mul_ps(low, load(sin + half + i))));
+            }
+        }
+    }
+}
+
+/* Copies row after row of each head to its slot. Strides and width are in bytes. */
+void actorpp_file(char *to, const char *from, const int64_t *slots, int64_t rows, int64_t heads, int64_t width,
+                  int64_t to_head, int64_t from_head, int64_t from_row) {
+    for (int64_t head = 0; head < heads; head++, to += to_head, from += from_head)
+        for (int64_t row = 0; row < rows; row++) memcpy(to + slots[row] * width, from + row * from_row, (size_t)width);
+}
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#else
+
+void actorpp_rms_norm(void) {}
+void actorpp_rotate(void) {}
+void actorpp_file(void) {}
+
+#endif
