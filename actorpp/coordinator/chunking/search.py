@@ -85,24 +85,25 @@ class _Search:
     def blended(self, blend: float, near: int | None = None) -> tuple[int, ...]:
         """The best number of chunks for a blend, from the formula's on or from ``near``."""
         start, factors = (self._formula(), _WIDE) if near is None else (near, _NARROW)
-        return self._climb(lambda n: self.chunks(n, blend), start, self.most, factors)
+        return self._climb(lambda n: self.chunks(n, blend), start, 1, self.most, factors)
 
     def even(self, near: int) -> tuple[int, ...]:
         """The best chunks of one size, from that of about ``near`` chunks on."""
         sizes = max(1, min(self.largest, self.remaining) // self.align)
-        start = min(sizes, max(1, round(self.remaining / near / self.align)))
-        return self._climb(lambda units: self._of_size(units * self.align), start, sizes, _WIDE)
+        least = min(sizes, -(-self.remaining // (MAX_CHUNKS * self.align)))
+        start = min(sizes, max(least, round(self.remaining / near / self.align)))
+        return self._climb(lambda units: self._of_size(units * self.align), start, least, sizes, _WIDE)
 
     def _climb(
-        self, make: Callable[[int], tuple[int, ...]], start: int, most: int, factors: Sequence[float]
+        self, make: Callable[[int], tuple[int, ...]], start: int, least: int, most: int, factors: Sequence[float]
     ) -> tuple[int, ...]:
-        """The best that is made of 1 to ``most``, from ``start`` by ever smaller factors."""
+        """The best that is made of ``least`` to ``most``, from ``start`` by ever smaller factors."""
         best, best_cost = start, self.cost(make(start))
         for factor in factors:
             for towards in (factor, 1 / factor):
                 while True:
                     n = round(best * towards)
-                    n = min(most, max(1, n if n != best else best + (1 if towards > 1 else -1)))
+                    n = min(most, max(least, n if n != best else best + (1 if towards > 1 else -1)))
                     cost = self.cost(make(n)) if n != best else best_cost
                     if cost >= best_cost:
                         break
