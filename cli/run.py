@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from actorpp.cli.display import Output, figures
 from actorpp.cli.loop import Drain
 from actorpp.config import EngineConfig
@@ -196,7 +198,7 @@ async def _complete(
                 case CompletionResult():
                     display.close()
                     if as_json:
-                        output.write(json.dumps(event.to_builtins(), ensure_ascii=False) + "\n")
+                        output.write(msgspec.json.encode(event.fields()).decode() + "\n")
                     else:
                         output.write("\n")
                         print(figures(event.metrics), file=sys.stderr)

@@ -39,7 +39,7 @@ def news(job: Job, cursor: int, *, raw: bool) -> tuple[Reply, int]:
             part["stop_reason"] = output.stop_reason
             part["metrics"] = msgspec.to_builtins(output.metrics)
         if job.result.prompt_logprobs is not None:
-            body["prompt_logprobs"] = msgspec.to_builtins(job.result.prompt_logprobs)
+            body["prompt_logprobs"] = job.result.prompt_logprobs
     return reply, stop
 
 
@@ -47,7 +47,7 @@ def whole(job: Job, *, raw: bool) -> Reply:
     """The result of a request that has ended. Raises what it ended with, if there is none."""
     if job.result is None:
         raise job.cause()
-    return with_tokens(job.result.to_builtins(), job.result.token_ids, raw=raw_wanted(raw, job))
+    return with_tokens(job.result.fields(), job.result.token_ids, raw=raw_wanted(raw, job))
 
 
 def raw_wanted(raw: bool, job: Job) -> bool:
@@ -63,7 +63,7 @@ def _part(deltas: Sequence[Delta]) -> dict[str, Any]:
         "text": "".join(delta.text for delta in deltas),
         "token_ids": [token for delta in deltas for token in delta.ids],
     }
-    if logprobs := [msgspec.to_builtins(row) for delta in deltas for row in delta.logprobs]:
+    if logprobs := [row for delta in deltas for row in delta.logprobs]:
         part["logprobs"] = logprobs
     return part
 

@@ -88,13 +88,19 @@ class CompletionResult(msgspec.Struct, frozen=True, kw_only=True):
     def logprobs(self) -> tuple[TokenLogprob, ...] | None:
         return self.outputs[0].logprobs
 
-    def to_builtins(self) -> dict[str, Any]:
-        """For clients: a single output's fields beside the prompt's, several in a list ``outputs``."""
-        outputs: list[dict[str, Any]] = msgspec.to_builtins(self.outputs)
+    def fields(self) -> dict[str, Any]:
+        """For clients: a single output's fields beside the prompt's, several in a list ``outputs``.
+
+        What is inside the fields is left to the encoder: 250,000 log-probabilities as dicts would hold up the loop.
+        """
+        outputs = [msgspec.structs.asdict(output) for output in self.outputs]
+        for output in outputs:
+            if output["logprobs"] is None:
+                del output["logprobs"]
         body: dict[str, Any] = outputs[0] if len(outputs) == 1 else {"outputs": outputs}
         body["prompt_tokens"] = self.prompt_tokens
         if self.prompt_logprobs is not None:
-            body["prompt_logprobs"] = msgspec.to_builtins(self.prompt_logprobs)
+            body["prompt_logprobs"] = self.prompt_logprobs
         return body
 
 

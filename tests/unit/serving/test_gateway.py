@@ -197,7 +197,7 @@ def test_several_outputs_come_in_one_result_in_their_order() -> None:
         assert len([event for event in events if isinstance(event, Progress)]) == 2  # the first output's
         assert [handle.params.sampling.prompt_logprobs for handle in engine.submitted] == [0, None, None]
         assert result.prompt_logprobs == (None, logprob(6, 0))
-        assert set(result.to_builtins()) == {"outputs", "prompt_tokens", "prompt_logprobs"}
+        assert set(result.fields()) == {"outputs", "prompt_tokens", "prompt_logprobs"}
 
     check(None, body)
 
