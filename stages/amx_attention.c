@@ -45,6 +45,7 @@ enum {
     BLOCK = 128,    /* keys between two updates of the largest score: their scores stay in the first cache */
     RANGE = 2048,   /* keys that are laid out at a time: they and their values stay in the second cache */
     AT_ONCE = 2,    /* groups that share a key tile */
+    TURN = 256,     /* groups that share a range of keys, a multiple of AT_ONCE */
     MAX_THREADS = 64,
 };
 
@@ -79,13 +80,14 @@ typedef struct {
     float *largest; /* of the scores so far, before scaling, or not much less */
     float *total;   /* of the weights so far */
     int32_t position[LANES];
+    int row; /* its first, of all rows of its segment and key head: heads of a token, tokens in turn */
 } Group;
 
 /* A part of a step's work, and the memory it needs. */
 typedef struct {
     const Step *step;
     int part, parts, failed;
-    size_t capacity; /* groups that there is room for */
+    int capacity; /* groups that there is room for */
     Group *groups;
     float *states;
     bf16 *queries, *keys, *values;
@@ -277,6 +279,7 @@ INLINE void over_range(const Worker *w, Group *g, int groups, int first, int cou
 /* Lay out a group's queries as tiles, and begin its softmax. Lanes past the last row repeat it. */
 static void begin_group(const Step *step, Group *g, int64_t offset, int past, int row, int rows, int head) {
     int fold = (int)(step->heads / step->kv_heads);
+    g->row = row;
     const bf16 *from[LANES];
     for (int lane = 0; lane < LANES; lane++) {
         int own = row + lane < rows ? row + lane : rows - 1;
@@ -296,12 +299,12 @@ static void begin_group(const Step *step, Group *g, int64_t offset, int past, in
 }
 
 /* Write a group's result. */
-static void end_group(const Step *step, const Group *g, int64_t offset, int row, int rows, int head) {
-    int fold = (int)(step->heads / step->kv_heads), lanes = rows - row < LANES ? rows - row : LANES;
+static void end_group(const Step *step, const Group *g, int64_t offset, int rows, int head) {
+    int fold = (int)(step->heads / step->kv_heads), lanes = rows - g->row < LANES ? rows - g->row : LANES;
     __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_load_ps(g->total));
     bf16 *to[LANES];
     for (int lane = 0; lane < lanes; lane++) {
-        int own = row + lane, of = head * fold + own % fold;
+        int own = g->row + lane, of = head * fold + own % fold;
         int64_t token = offset + own / fold;
         to[lane] = step->out.data + of * step->out.head_stride + token * step->out.token_stride;
         if (step->lse) step->lse[token * step->heads + of] = g->largest[lane] * step->scaling + logf(g->total[lane]);
@@ -374,56 +377,64 @@ static void *room(size_t bytes) {
 }
 
 /* Memory for so many groups. Returns whether there is. */
-static int reserve(Worker *w, size_t groups) {
+static int reserve(Worker *w, int groups) {
     const Step *step = w->step;
     if (groups <= w->capacity) return 1;
     free(w->groups);
     free(w->states);
     free(w->queries);
     size_t state = (size_t)(step->value_width + 2) * LANES, query = (size_t)step->key_width * LANES;
-    w->groups = malloc(groups * sizeof(Group));
-    w->states = room(groups * state * sizeof(float));
-    w->queries = room(groups * query * sizeof(bf16));
+    w->groups = malloc((size_t)groups * sizeof(Group));
+    w->states = room((size_t)groups * state * sizeof(float));
+    w->queries = room((size_t)groups * query * sizeof(bf16));
     w->capacity = groups;
     if (!w->groups || !w->states || !w->queries) return 0;
-    for (size_t i = 0; i < groups; i++) {
+    for (int i = 0; i < groups; i++) {
         Group *g = &w->groups[i];
-        g->query = w->queries + i * query;
-        g->out = w->states + i * state;
+        g->query = w->queries + (size_t)i * query;
+        g->out = w->states + (size_t)i * state;
         g->largest = g->out + step->value_width * LANES;
         g->total = g->largest + LANES;
     }
     return 1;
 }
 
-/* The worker's groups of one segment and one key head; those of all segments and heads are dealt out in turn. */
-static int attend_segment(Worker *w, const int64_t *segment, int head, int64_t *dealt) {
+/* Compute the groups that stand first in the worker's memory, of one segment and one key head. */
+static void attend_groups(Worker *w, int groups, int64_t offset, int rows, const int64_t *runs, int head) {
     const Step *step = w->step;
-    int64_t offset = segment[0];
-    const int64_t *runs = step->runs + 2 * segment[2];
-    int64_t length = 0;
-    for (int64_t i = 0; i < segment[3]; i++) length += runs[2 * i + 1];
-    int n = (int)segment[1], past = (int)length - n, rows = n * (int)(step->heads / step->kv_heads);
-    int all = (rows + LANES - 1) / LANES, mine = 0;
-    int at_once = all == 1 ? 1 : AT_ONCE;
-    if (!reserve(w, (size_t)all)) return 0;
-    int row[all];
-    for (int i = 0; i < all; i += at_once)
-        if ((*dealt)++ % w->parts == w->part)
-            for (int j = i; j < i + at_once && j < all; j++) row[mine++] = j * LANES;
-    if (!mine) return 1;
-    for (int i = 0; i < mine; i++) begin_group(step, &w->groups[i], offset, past, row[i], rows, head);
+    int end = w->groups[groups - 1].position[LANES - 1] + 1;
     int start = step->window ? (w->groups[0].position[0] + 1 - (int)step->window) / BLOCK * BLOCK : 0;
     if (start < 0) start = 0;
     Cursor cursor = {runs, 0};
-    for (int first = start; first < length; first += RANGE) {
-        int count = length - first < RANGE ? (int)length - first : RANGE;
+    for (int first = start; first < end; first += RANGE) {
+        int count = end - first < RANGE ? end - first : RANGE;
         lay_out(w, &cursor, first, count, head);
         int i = 0;
-        for (; i + 1 < mine; i += 2) over_range(w, &w->groups[i], 2, first, count);
-        if (i < mine) over_range(w, &w->groups[i], 1, first, count);
+        for (; i + 1 < groups; i += 2) over_range(w, &w->groups[i], 2, first, count);
+        if (i < groups) over_range(w, &w->groups[i], 1, first, count);
     }
-    for (int i = 0; i < mine; i++) end_group(step, &w->groups[i], offset, row[i], rows, head);
+    for (int i = 0; i < groups; i++) end_group(step, &w->groups[i], offset, rows, head);
+}
+
+/* The worker's groups of one segment and one key head, so many at a time that what they have summed up stays in the
+   second cache; those of all segments and heads are dealt out in turn. Returns whether there was memory. */
+static int attend_segment(Worker *w, const int64_t *segment, int head, int64_t *dealt) {
+    const Step *step = w->step;
+    int64_t offset = segment[0], length = 0;
+    const int64_t *runs = step->runs + 2 * segment[2];
+    for (int64_t i = 0; i < segment[3]; i++) length += runs[2 * i + 1];
+    int n = (int)segment[1], past = (int)length - n, rows = n * (int)(step->heads / step->kv_heads);
+    int all = (rows + LANES - 1) / LANES, at_once = all == 1 ? 1 : AT_ONCE, groups = 0;
+    if (!reserve(w, all < TURN ? all : TURN)) return 0;
+    for (int i = 0; i < all; i += at_once) {
+        if ((*dealt)++ % w->parts != w->part) continue;
+        for (int j = i; j < i + at_once && j < all; j++)
+            begin_group(step, &w->groups[groups++], offset, past, j * LANES, rows, head);
+        if (groups < TURN) continue;
+        attend_groups(w, groups, offset, rows, runs, head);
+        groups = 0;
+    }
+    if (groups) attend_groups(w, groups, offset, rows, runs, head);
     return 1;
 }
 
