@@ -23,12 +23,12 @@ from math import sqrt
 from actorpp.coordinator.chunking.cost import CostModel, StageCost
 from actorpp.coordinator.chunking.flowshop import in_window, makespan
 
-MAX_CHUNKS = 1024  # more gain nothing: filling the pipeline is a few thousandths of the whole by then
+MAX_CHUNKS = 1280  # more gain hardly a thousandth: filling the pipeline is that much of the whole by then
 _BLENDS = (0.5, 0.0)  # from chunks of equal time (1) towards chunks of equal size (0)
-_WIDE, _NARROW = (2.0, 1.4, 1.15, 1.05), (1.15, 1.05)  # factors to try around a first guess, and around a good one
+_WIDE, _NARROW = (1.5, 1.12), (1.15, 1.05)  # factors to try around a first guess, and around a good one
 _FINE = 128  # chunks up to which these are tried, and the ends refined: with more, single chunks matter little
 _REFINEMENTS = 12
-_RECURRENCE = 8192  # chunks x stages up to which the recurrence is computed in the search
+_RECURRENCE = 10240  # chunks x stages up to which the recurrence is computed in the search
 
 
 def best_chunks(
