@@ -204,7 +204,10 @@ async function send(event) {
       if (data === "[DONE]") break;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
-      first ??= performance.now();
+      if (first === null) {
+        first = performance.now();
+        $("figures").textContent = `TTFT ${seconds((first - began) / 1000)}`;
+      }
       tokens = chunk.usage.completion_tokens;
       answer.textContent += (chat ? chunk.choices[0].delta.content : chunk.choices[0].text) ?? "";
     }
