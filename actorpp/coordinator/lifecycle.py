@@ -88,9 +88,9 @@ class CoordinatorLife:
         self._tell(Resume(epoch, crash))
 
     @property
-    def convicted(self) -> int:
-        """Requests so far that were found to crash their stage."""
-        return self.scheduler.suspects.convicted if self._actor is not None else 0
+    def explained(self) -> int:
+        """Requests so far that were found to crash their stage, and without which it works."""
+        return self.scheduler.suspects.explained if self._actor is not None else 0
 
     def give_up(self, error: StageFailedError) -> None:
         """The stages will not come back: every request fails, and is told which of them it was."""
@@ -137,6 +137,7 @@ class CoordinatorLife:
         if self._actor is not None:
             self._tell(Close())
             await self._system.stop(self._actor)
+            self._system.dead_letters.forget(self._dead_letter)
             self.scheduler.fail_all(AbortedError("the engine is closing"))
 
     def _tell(self, message: CoordinatorMessage) -> None:

@@ -63,13 +63,8 @@ class ProcessPort:
             self.send(Shutdown())
         except PeerUnreachableError:
             self.child.kill()  # it has not even said hello: it has nothing to put away
-        try:
-            await asyncio.wait_for(self.child.wait(), grace_s)
-        except TimeoutError:
-            log.info("a stage did not end when asked", pid=self.child.pid, after_s=grace_s)
-        finally:
-            self.child.kill()
-        await self.child.wait()
+        if await self.child.stop_within(grace_s) < 0:
+            log.info("a stage was ended by force", pid=self.child.pid, after_s=grace_s)
 
 
 class ProcessPorts:

@@ -60,8 +60,8 @@ class Requests(Protocol):
         ...
 
     @property
-    def convicted(self) -> int:
-        """Requests so far that were found to crash their stage."""
+    def explained(self) -> int:
+        """Requests so far that were found to crash their stage, and without which it works."""
         ...
 
     def give_up(self, error: StageFailedError) -> None:
@@ -92,7 +92,8 @@ class Recovery(Actor):
         self.serving = 0  # the epoch that runs, or ran last
         self.fresh: set[int] = set()  # stages started since
         self.crash: StageCrashedError | None = None  # of a stage that served it
-        self.convicted = 0
+        self.explained = 0
+        self.raised: set[int] = set()  # stages whose session has crashed in this life of theirs
         self.sizes: tuple[int, int] | None = None
         self.restart_times: deque[float] = deque()
         self.recovered = 0
@@ -110,8 +111,11 @@ class Recovery(Actor):
 
     def epoch_lost(self, epoch: int, error: Exception) -> None:
         """A stage or the coordinator cannot go on with this epoch; that of an older one is no news."""
-        if isinstance(error, StageCrashedError) and epoch == self.serving:
+        if isinstance(error, StageCrashedError) and epoch == self.serving and error.stage is not None:
             self.crash = error
+            if error.stage in self.raised:  # again: its process, or what that has of a device, may be what is broken
+                self.stage_lost(error.stage, error)
+            self.raised.add(error.stage)
         if epoch > self.lost_epoch and epoch >= self.epoch:
             self.lost_epoch = epoch
             self.cause = error if isinstance(error, StageFailedError) else StageFailedError(str(error))
@@ -184,6 +188,7 @@ class Recovery(Actor):
         lost, self.lost = self.lost, {}
         self.count_restarts(max(1, len(lost)))
         self.fresh.update(lost)
+        self.raised.difference_update(lost)
         await self.group.start(lost)
         living = [stage for stage in range(len(self.group.specs)) if stage not in lost]
         for stage in await self.group.fence(self.epoch, living, self.limits.fence_timeout_s):
@@ -208,8 +213,8 @@ class Recovery(Actor):
 
         Those before a request was convicted of them are explained, and count no more.
         """
-        if self.requests.convicted > self.convicted:
-            self.convicted = self.requests.convicted
+        if self.requests.explained > self.explained:
+            self.explained = self.requests.explained
             self.restart_times.clear()
         now = asyncio.get_running_loop().time()
         while self.restart_times and self.restart_times[0] <= now - RESTART_WINDOW_S:

@@ -25,25 +25,28 @@ CONVICTED = 3
 class Suspects:
     """Attributes:
     alone: The suspect that is computed now; nothing else may be.
-    convicted: Requests so far.
+    explained: Convictions so far after which something was computed: until then the stage may be what is broken.
     """
 
     def __init__(self) -> None:
         self.alone: Request | None = None
-        self.convicted = 0
+        self.explained = 0
+        self._unproven = 0  # convictions since the last Output
 
     def crashed(self, under_way: Sequence[Request]) -> Request | None:
         """A stage crashed by its own doing, with segments of these requests under way. Returns who is convicted."""
         for request in under_way:
             request.crashes = 1 if self.passed(request) else request.crashes + 1
             request.crash_end = request.sent
-        if len(under_way) == 1 and under_way[0].crashes >= CONVICTED:
-            self.convicted += 1
-            return under_way[0]
-        return None
+        if len(under_way) != 1 or under_way[0].crashes < CONVICTED:
+            return None
+        self._unproven += 1
+        return under_way[0]
 
     def progressed(self, request: Request) -> None:
-        """An Output of it is in: whether that clears it."""
+        """An Output of it is in: it may be cleared by that."""
+        self.explained += self._unproven
+        self._unproven = 0
         if request.crashes and self.passed(request):
             request.crashes = 0
             self.ended(request)

@@ -20,17 +20,23 @@ class DeadLetters:
         count: How many there have been.
         by_reason: The same by DeadLetter.reason.
         recent: The last ones, oldest first.
+        observers: Called with each.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.by_reason: Counter[str] = Counter()
         self.recent: deque[DeadLetter] = deque(maxlen=KEPT)
-        self._observers: list[Callable[[DeadLetter], object]] = []
+        self.observers: list[Callable[[DeadLetter], object]] = []
 
     def observe(self, callback: Callable[[DeadLetter], object]) -> None:
         """Call ``callback`` with each dead letter from now on; it must not wait or raise."""
-        self._observers.append(callback)
+        self.observers.append(callback)
+
+    def forget(self, callback: Callable[[DeadLetter], object]) -> None:
+        """Call it no more, if it is called."""
+        if callback in self.observers:
+            self.observers.remove(callback)
 
     def add(self, letter: DeadLetter) -> None:
         """Count a dead letter. For the runtime, and for whoever refuses messages on an actor's behalf."""
@@ -38,5 +44,5 @@ class DeadLetters:
         self.by_reason[letter.reason] += 1
         self.recent.append(letter)
         log.debug("dead letter (%s) for %s.%s: %r", letter.reason, letter.actor, letter.inbox, letter.message)
-        for observer in self._observers:
+        for observer in self.observers:
             observer(letter)

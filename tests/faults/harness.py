@@ -11,10 +11,9 @@ import asyncio
 import random
 import statistics
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +22,9 @@ from unittest.mock import patch
 
 from actorpp.config import EngineConfig
 from actorpp.coordinator import ports
+from actorpp.coordinator.lifecycle import CoordinatorLife
+from actorpp.coordinator.ports import ProcessPorts
+from actorpp.coordinator.scheduler import Scheduler
 from actorpp.engine import Engine
 from actorpp.errors import ActorppError
 from actorpp.runtime import ActorSystem
@@ -48,7 +50,11 @@ class Ask:
 
 @dataclass
 class Tally:
-    """What a run has seen."""
+    """What a run has seen.
+
+    Attributes:
+        recoveries: Seconds of each, by whether there was a ready spare for every stage that was started in it.
+    """
 
     faults: Counter[str] = field(default_factory=Counter)
     requests: int = 0
@@ -57,7 +63,7 @@ class Tally:
     differing: list[str] = field(default_factory=list)
     leaks: list[str] = field(default_factory=list)
     restarts: int = 0
-    recoveries: list[float] = field(default_factory=list)
+    recoveries: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
 
     @property
     def failed(self) -> bool:
@@ -69,9 +75,11 @@ class Tally:
         lines.append(f"| all | {self.faults.total()} |\n")
         counts = f"lost {len(self.lost)}, duplicated {len(self.duplicated)}, differing {len(self.differing)}"
         lines.append(f"stages restarted {self.restarts}; requests {self.requests}: {counts}; leaks {len(self.leaks)}")
-        if self.recoveries:
-            median, longest = statistics.median(self.recoveries), max(self.recoveries)
-            lines.append(f"recovery: {len(self.recoveries)}, median {median:.2f} s, longest {longest:.2f} s")
+        for spared, seconds in self.recoveries.items():
+            if seconds:
+                median, longest = statistics.median(seconds), max(seconds)
+                kind = "with a ready spare" if spared else "without"
+                lines.append(f"recovery {kind}: {len(seconds)}, median {median:.2f} s, longest {longest:.2f} s")
         return "\n".join([*lines, *self.lost, *self.duplicated, *self.differing, *self.leaks])
 
 
@@ -137,6 +145,37 @@ class Harness:
         self.rounds = rounds
         self.expected: list[list[Answer]] = []
         self.tally = Tally()
+        self.changed = asyncio.Event()  # what ``stats`` says
+        self.spares: list[bool] = []  # for each stage that was started in this recovery: whether a spare was ready
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear of what happens inside the engine: of steps, recoveries, starts of stages, and the end."""
+
+        def followed(function: Callable[..., Any], then: Callable[[Any], None]) -> Callable[..., Any]:
+            def called(*args: Any) -> Any:
+                result = function(*args)
+                then(result)
+                self.changed.set()
+                return result
+
+            return called
+
+        with ExitStack() as stack:
+            for owner, name, then in (
+                (Scheduler, "on_output", lambda result: None),
+                (CoordinatorLife, "give_up", lambda result: None),
+                (CoordinatorLife, "resume", lambda result: self.recovered()),
+                (ProcessPorts, "_turn_spare", lambda child: self.spares.append(child is not None)),
+            ):
+                stack.enter_context(patch.object(owner, name, followed(getattr(owner, name), then)))
+            yield
+
+    def recovered(self) -> None:
+        seconds = self.engine.stats().recovery_s
+        if seconds is not None:
+            self.tally.recoveries[bool(self.spares) and all(self.spares)].append(seconds)
+        self.spares.clear()
 
     async def learn(self) -> None:
         """The undisturbed answers, twice: an engine that contradicts itself cannot be an oracle."""
@@ -171,18 +210,19 @@ class Harness:
             tally.leaks.append(f"{name}: {after}")
         tally.faults.update(f"{strike.kind} in {strike.point}" for strike in strikes)
         tally.restarts += sum(stage.restarts for stage in after.stages) - sum(s.restarts for s in before.stages)
-        if after.recoveries > before.recoveries and after.recovery_s is not None:
-            tally.recoveries.append(after.recovery_s)
 
     async def settle(self) -> None:
         """Until the pipeline is ready and empty."""
-        end = time.monotonic() + ROUND_S
-        while time.monotonic() < end:
-            stats = self.engine.stats()
-            busy = stats.steps_in_flight or stats.requests_running or stats.requests_waiting
-            if stats.state == "failed" or (stats.state == "ready" and not busy):
-                return
-            await asyncio.sleep(0.02)
+        with suppress(TimeoutError):  # what is left is a leak
+            async with asyncio.timeout(ROUND_S):
+                while not self.settled():
+                    self.changed.clear()
+                    await self.changed.wait()
+
+    def settled(self) -> bool:
+        stats = self.engine.stats()
+        busy = stats.steps_in_flight or stats.requests_running or stats.requests_waiting
+        return stats.state == "failed" or (stats.state == "ready" and not busy)
 
     async def ask_all(self, asked: list[Ask]) -> list[Answer | Exception]:
         return list(await asyncio.gather(*map(self.ask, asked)))
@@ -242,6 +282,7 @@ async def opened(config: EngineConfig, seed: int, *, longest: int, trace: bool =
                 async with Engine(config, system=system, trace=trace) as engine:
                     rounds = [asks(generator, 4, engine.checkpoint.vocab_size, longest) for _ in range(2)]
                     harness = Harness(engine, folder, rounds)
-                    await harness.learn()
-                    yield harness
+                    with harness.listening():
+                        await harness.learn()
+                        yield harness
     close_context()

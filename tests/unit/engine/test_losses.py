@@ -41,8 +41,10 @@ def with_engine(model: Path, body: Body, **options: Any) -> None:
             chunked_prefill_size=16,
             **options,
         )
-        async with ActorSystem() as system, Engine(config, system=system) as engine:
-            await body(engine, system)
+        async with ActorSystem() as system:
+            async with Engine(config, system=system) as engine:
+                await body(engine, system)
+            assert system.dead_letters.observers == []  # the system lives on
 
     asyncio.run(main())
 

@@ -6,11 +6,12 @@ import asyncio
 import random
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorpp.coordinator.suspects import CONVICTED
-from actorpp.errors import CrashingRequestError
+from actorpp.errors import CrashingRequestError, StageFailedError
 from actorpp.runtime import ActorSystem
 from actorpp.stages.messages import Step
 from actorpp.testing import FakeNetwork, run
@@ -137,6 +138,40 @@ def test_a_request_that_crashes_its_stage_fails_alone(
     asked = [*asked[:place], one, *asked[place:]]
     poison = run(lambda: play(seed, stages, depth, asked, kills), seed=seed)
     assert poison.crashes <= CONVICTED + len(kills)
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_a_stage_that_is_broken_itself_is_started_anew_and_where_that_does_not_help_the_engine_ends(
+    for_good: bool,
+) -> None:
+    """Whatever it computes raises, as on a device after an error that sticks to its process."""
+
+    async def main() -> None:
+        async with ActorSystem() as system, asyncio.timeout(PATIENCE_S):
+            pipeline = RecoveringPipeline(system, FakeNetwork(max_delay=0.02), stages=2, max_restarts=LIMIT)
+            await pipeline.open()
+            first = pipeline.ports.stages[1]
+
+            def raising(stage: SimulatedStage, step: Step) -> None:
+                if stage is first or (for_good and stage.spec.stage == 1):
+                    stage.broken(step.epoch, ZeroDivisionError("planted"), "internal")
+                    stage.ports.start(stage.end_session())
+
+            pipeline.ports.computing = raising
+            prompts = [prompt(number, 40) for number in range(12)]
+            answers = [pipeline.submit(ids, 5) for ids in prompts]
+            for ids, answer in zip(prompts, answers, strict=True):
+                await answer.done.wait()
+                if for_good:
+                    assert isinstance(answer.end, StageFailedError)
+                else:
+                    assert tuple(answer.ids) == expected_ids(ids, 5)
+            assert (pipeline.failure is not None) == for_good
+            if not for_good:
+                assert pipeline.group.restarts == [0, 1]
+            await pipeline.close()
+
+    run(main)
 
 
 def test_several_of_them_are_found_one_after_the_other() -> None:

@@ -95,6 +95,33 @@ def test_chunks_of_one_prompt_are_on_all_stages_at_once() -> None:
     assert sorted(computing[6:10]) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("stages", [1, 3, 8])
+def test_how_long_admission_takes_does_not_grow_with_the_number_of_stages(stages: int) -> None:
+    """In a full pipeline; a step takes 0.1 s of each stage."""
+
+    async def main() -> None:
+        async with ActorSystem() as system:
+            pipeline = SimulatedPipeline(system, FakeNetwork(max_delay=0.001), stages=stages, running=40)
+            await pipeline.open()
+            now = asyncio.get_running_loop().time
+            for number in range(2 * stages):
+                pipeline.submit(prompt(10, number), 30)
+            await asyncio.sleep(0.2 * stages)  # until all of them decode
+            for number in range(5):
+                asked, before = now(), len(pipeline.log)
+                pipeline.submit(prompt(10, 100 + number), 30)
+                rid = len(pipeline.requests)
+                while not any(  # noqa: ASYNC110 - virtual time: the sleep costs nothing
+                    isinstance(entry, Step) and any(segment.rid == rid for segment in entry.segments)
+                    for entry in pipeline.log[before:]
+                ):
+                    await asyncio.sleep(0.01)
+                assert now() - asked <= 0.15
+            await pipeline.finish()
+
+    run(main)
+
+
 def test_a_stopped_stage_lets_its_predecessor_proceed_only_to_the_bound() -> None:
     async def main() -> None:
         async with ActorSystem() as system:

@@ -14,9 +14,12 @@ def test_dead_letters_are_counted_observed_and_bounded() -> None:
     for n in range(KEPT + 5):
         letters.add(DeadLetter("actor", "inbox", Note(n), "stopped" if n else "overflow"))
     assert letters.count == len(observed) == KEPT + 5
-    assert letters.by_reason == {"stopped": KEPT + 4, "overflow": 1}
+    letters.forget(observed.append)
+    letters.add(DeadLetter("actor", "inbox", Note(KEPT + 5), "stopped"))
+    assert len(observed) == KEPT + 5
+    assert letters.by_reason == {"stopped": KEPT + 5, "overflow": 1}
     assert len(letters.recent) == KEPT
-    assert letters.recent[0].message == Note(5)
+    assert letters.recent[0].message == Note(6)
 
 
 def test_every_cycle_is_found_once() -> None:
