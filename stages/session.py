@@ -261,10 +261,10 @@ class StageSession(Actor):
             ids, errors = await self.fetch(launched)
             self.spans.add(Span("sample", step.epoch, step.seq, began, monotonic()))
             fed = Output(epoch=step.epoch, seq=step.seq, ids=ids, timings=timings, errors=errors)
+            if step.feeds:  # before all else: the first stage may stand still for it
+                self.links.feed_first(fed)
             logprobs, prompt_logprobs = launched.logprobs, launched.prompt_logprobs
             self.links.send_output(msgspec.structs.replace(fed, logprobs=logprobs, prompt_logprobs=prompt_logprobs))
-            if step.feeds:
-                self.links.feed_first(fed)
 
 
 def named_seqs(step: Step) -> set[int]:
