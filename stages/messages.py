@@ -137,7 +137,7 @@ LogEntry = Admit | Step | End
 
 
 class StageTiming(msgspec.Struct, frozen=True, array_like=True):
-    """When a stage computed a step, on its own monotonic clock; durations are what the coordinator uses."""
+    """When a stage computed a step, on its own monotonic clock; the driver puts it on its own, as it does spans."""
 
     start: float
     end: float

@@ -11,7 +11,7 @@ from actorpp.stages.messages import Span
 
 
 class TracedRequest(msgspec.Struct, frozen=True):
-    """One request on the driver's clock, which stages on its host share.
+    """One request on the driver's clock, as the stages' spans are.
 
     Attributes:
         submitted, first_token, ended: When it was; None while it has not been.
