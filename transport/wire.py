@@ -9,6 +9,7 @@ never builds objects other than those of the message types it was given.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +18,9 @@ import msgspec
 from actorpp.errors import ProtocolError
 
 MAGIC = b"ACTORPP1"
+
+SMALL = 4096
+"""Bytes of header and body up to which a message is within all limits but that of nesting, unless they are narrower."""
 
 Frame = bytes | memoryview
 
@@ -70,7 +74,8 @@ class Codec(Generic[H, M]):
 
     def __init__(self, union_type: Any, header_type: type[H], limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self._encoder = msgspec.msgpack.Encoder()
+        self._small = min(SMALL, self.limits.max_header_bytes, self.limits.max_body_bytes, self.limits.max_items)
+        self._encode = msgspec.msgpack.Encoder().encode
         self._headers: msgspec.msgpack.Decoder[H] = msgspec.msgpack.Decoder(header_type)
         self._messages: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union_type)
 
@@ -80,8 +85,10 @@ class Codec(Generic[H, M]):
         Raises:
             ProtocolError: If the receiver would refuse it for its size.
         """
-        frames: list[Frame] = [b"", MAGIC, self._encoder.encode(header), self._encoder.encode(message), *buffers]
-        self._check_sizes(frames)
+        head, body = self._encode(header), self._encode(message)
+        frames: list[Frame] = [b"", MAGIC, head, body, *buffers]
+        if buffers or len(head) > self._small or len(body) > self._small:
+            self._check_sizes(frames)
         return frames
 
     def decode(self, frames: Sequence[Frame]) -> Envelope[H, M]:
@@ -90,6 +97,9 @@ class Codec(Generic[H, M]):
         Raises:
             ProtocolError: With the exact reason, for anything that is not a message of this codec.
         """
+        if self._is_small(frames):
+            with suppress(msgspec.MsgspecError):  # which of the two maps it is, and what, is said below
+                return Envelope(self._headers.decode(frames[2]), self._messages.decode(frames[3]))
         return Envelope(self.decode_header(frames), self.decode_body(frames), tuple(frames[4:]))
 
     def decode_header(self, frames: Sequence[Frame]) -> H:
@@ -123,6 +133,12 @@ class Codec(Generic[H, M]):
         except (msgspec.MsgspecError, ProtocolError) as error:
             raise ProtocolError(f"body: {error}") from None
 
+    def _is_small(self, frames: Sequence[Frame]) -> bool:
+        """Whether this is, as nearly all messages are, one whose maps pass all checks together."""
+        if len(frames) != 4 or frames[0] or frames[1] != MAGIC or len(frames[2]) + len(frames[3]) > self._small:
+            return False
+        return _is_plain(b"".join(frames[2:]).translate(None, _NOT_CONTAINERS), self.limits.max_depth)
+
     def _check_sizes(self, frames: Sequence[Frame]) -> None:
         limits = self.limits
         if len(frames) > limits.max_frames:
@@ -147,6 +163,12 @@ _FIXED |= {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
 _SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 
 
+def _is_plain(openers: bytes, max_depth: int) -> bool:
+    """Whether these are no more bytes that could open a map or array than levels are allowed, and none of them could
+    announce more items than 16 bits count."""
+    return len(openers) <= max_depth and 0xDD not in openers and 0xDF not in openers
+
+
 def check_items(data: Frame, limits: Limits) -> None:
     """Refuses MessagePack that nests deeper, or has more items, than the limits allow, or announces more than it holds.
 
@@ -158,11 +180,9 @@ def check_items(data: Frame, limits: Limits) -> None:
     """
     if not isinstance(data, bytes):
         data = bytes(data)
-    # Nearly every message takes this way out: it has fewer bytes that could open a map or array than levels allowed,
-    # none that could announce more items than 16 bits count, and not the bytes for more items than allowed.
+    # Nearly every message takes this way out: besides, it has not the bytes for more items than allowed.
     openers = data.translate(None, _NOT_CONTAINERS)
-    few = len(openers) <= limits.max_depth and 0xDD not in openers and 0xDF not in openers
-    if few and min(len(data), 0xFFFF * 2 * len(openers)) <= limits.max_items:
+    if _is_plain(openers, limits.max_depth) and min(len(data), 0xFFFF * 2 * len(openers)) <= limits.max_items:
         return
     end = len(data)
     total = 0
