@@ -52,8 +52,8 @@ enum {
 /* Stands for minus infinity: differences of it are numbers. */
 #define HIDDEN (-1e30f)
 
-/* A new largest score is taken up when it would make weights over 2 ** SLACK: below that a smaller one serves as well, and
-   what was summed up so far can stay. */
+/* A new largest score is taken up when it would make weights over 2 ** SLACK: below that a smaller one serves as well,
+   and what was summed up so far can stay. */
 #define SLACK 8.0f
 
 /* One side of the attention: number (head, token, i) lies at data[head * head_stride + token * token_stride + i]. */
@@ -62,8 +62,8 @@ typedef struct {
     int64_t head_stride, token_stride;
 } Side;
 
-/* What the caller describes. Of a segment: offset of its first token in the packed row, its tokens, its first run and how
-   many runs. Of a run: its first slot and its length. */
+/* What the caller describes. Of a segment: offset of its first token in the packed row, its tokens, its first run and
+   how many runs. Of a run: its first slot and its length. */
 typedef struct {
     Side query, key, value, out;
     float *lse; /* (tokens, heads), or NULL */
@@ -121,7 +121,7 @@ INLINE void transpose(__m512i r[LANES]) {
     }
 }
 
-/* 2 ** t for t <= 0, to 3e-6 of itself: the minimax polynomial of degree 4 within half a unit of the nearest integer. */
+/* 2 ** t for t <= 0, to 3e-6 of itself: a minimax polynomial of degree 4 within half a unit of the nearest integer. */
 INLINE __m512 exp2_of(__m512 t) {
     __m512 whole = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 f = _mm512_sub_ps(t, whole);

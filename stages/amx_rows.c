@@ -1,10 +1,11 @@
 /* What stands between a layer's matrix products, row by row in bfloat16: normalising, rotating, filing keys and values.
 
-   A decode step has few rows, so that calls cost more than what they compute: each function here stands for a handful of
-   torch's. One thread computes all rows; beside the products that is nothing. Arithmetic is in float32, and each result
-   is rounded once, to the nearest even. Pointers are to rows that lie one behind the other unless a stride is given.
+   A decode step has few rows, so that calls cost more than what they compute: each function here stands for a handful
+   of torch's. One thread computes all rows; beside the products that is nothing. Arithmetic is in float32, and each
+   result is rounded once, to the nearest even. Pointers are to rows that lie one behind the other unless a stride is given.
 
-   This file knows nothing of Python or torch: stages/amx.py calls it, on CPUs for which actorpp_amx_start returned 0. */
+   This file knows nothing of Python or torch: stages/amx.py calls it, on CPUs for which actorpp_amx_start returned
+   0. */
 
 #include <stdint.h>
 
