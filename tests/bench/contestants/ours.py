@@ -18,6 +18,10 @@ from actorpp import Engine, EngineConfig
 from actorpp.cli.workload import Workload, run_once
 
 
+KV_TOKENS = 40_960
+"""Enough for every job: the machine's memory is not one contestant's own."""
+
+
 def pin(pid: int, core: int) -> None:
     """All threads of a process, and those they will start, to one core."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -52,7 +56,14 @@ async def answer(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
 
 async def main(model: str, stages: int, dtype: str, cores: list[int]) -> None:
     """Start, say so, answer."""
-    config = EngineConfig(model=model, stages=stages, dtype=dtype, threads_per_stage=1, watchdog_timeout=3600)
+    config = EngineConfig(
+        model=model,
+        stages=stages,
+        dtype=dtype,
+        threads_per_stage=1,
+        kv_tokens=KV_TOKENS,
+        watchdog_timeout=3600,
+    )
     async with Engine(config, trace=True) as engine:
         for stage, core in zip(engine.stats().stages, cores, strict=False):
             pin(stage.pid, core)
