@@ -17,7 +17,6 @@ from typing import Any
 from actorpp import Engine, EngineConfig
 from actorpp.cli.workload import Workload, run_once
 
-
 KV_TOKENS = 40_960
 """Enough for every job: the machine's memory is not one contestant's own."""
 
