@@ -8,6 +8,7 @@ proportion to the time, so that short chunks are fitted as well as long ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import mul
 
 import msgspec
 
@@ -16,7 +17,8 @@ from actorpp.coordinator.chunking.leastsquares import nnls
 
 # Where the first estimate is worth believing until there are measurements: (history, tokens).
 _PRIOR_AT = ((0, 128), (0, 512), (0, 2048), (4096, 128), (4096, 512), (16384, 512))
-_PRIOR_WEIGHT = 0.01  # of one measurement, for each of these; less and less with more measurements
+_PRIOR_WEIGHT = 0.01  # of one measurement, for each of these; less and less with more measurements, but see _fit
+_PRIOR_ERROR = 0.5  # how far off the prior may be at these, as a share of the time
 _MEMORY = 0.99  # weight of a measurement against the next one: about the last hundred count
 
 
@@ -120,13 +122,21 @@ class CostLearner:
 
     def _fit(self, prior: StageCost, sums: _Sums) -> StageCost:
         # The prior in seconds: scaled so that its errors on the measurements are smallest.
-        scaled = prior if self._prior.in_seconds else prior.scaled(sums.scale_weight / sums.scale_moment)
+        scaled = prior.scaled(sums.scale_weight / sums.scale_moment)
+        weight = _PRIOR_WEIGHT / (1 + self.measured)
+        coefficients = self._solve(prior if self._prior.in_seconds else scaled, sums, weight)
+        # Measurements that scatter say little of what they hardly show, as the fixed cost of steps that are all long:
+        # then the prior weighs as much as its own error allows beside theirs (Bayes' rule for normal errors).
+        noise = sums.variance(coefficients) / _PRIOR_ERROR**2
+        return StageCost(*(coefficients if noise <= weight else self._solve(scaled, sums, noise)))
+
+    def _solve(self, prior: StageCost, sums: _Sums, weight: float) -> Sequence[float]:
         believed = _Sums(sums)
         for history, tokens in _PRIOR_AT:
             for samples in (False, True):
-                seconds = scaled.time(history, tokens, samples)
-                believed.add(features(history, tokens, samples), seconds, _PRIOR_WEIGHT / (1 + self.measured))
-        return StageCost(*nnls(believed.gram, believed.moment))
+                seconds = prior.time(history, tokens, samples)
+                believed.add(features(history, tokens, samples), seconds, weight)
+        return nnls(believed.gram, believed.moment)
 
 
 class _Sums:
@@ -136,9 +146,11 @@ class _Sums:
         empty = [[0.0] * NUM_FEATURES for _ in range(NUM_FEATURES)]
         self.gram: list[list[float]] = empty if other is None else [list(row) for row in other.gram]
         self.moment: list[float] = [0.0] * NUM_FEATURES if other is None else list(other.moment)
+        self.count: float = 0.0 if other is None else other.count  # of measurements, those forgotten in part in part
         self.scale_weight = self.scale_moment = 0.0  # of the prior's one factor: sums of p/t and (p/t)^2
 
     def add(self, row: Sequence[float], seconds: float, weight: float = 1.0) -> None:
+        self.count += weight
         weight /= seconds * seconds
         for i, value in enumerate(row):
             if value:
@@ -147,7 +159,18 @@ class _Sums:
                     self.gram[i][j] += weight * value * other
 
     def forget(self, share: float) -> None:
+        self.count *= share
         self.gram = [[share * value for value in row] for row in self.gram]
         self.moment = [share * value for value in self.moment]
         self.scale_weight *= share
         self.scale_moment *= share
+
+    def variance(self, coefficients: Sequence[float]) -> float:
+        """Of the relative errors that the coefficients make on the measurements; 0 with too few of them to say."""
+        free = self.count - NUM_FEATURES
+        if free < 1:
+            return 0.0
+        explained = 0.0
+        for value, moment, row in zip(coefficients, self.moment, self.gram, strict=True):
+            explained += value * (2 * moment - sum(map(mul, row, coefficients)))
+        return max(0.0, self.count - explained) / free
