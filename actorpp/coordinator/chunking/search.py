@@ -23,7 +23,7 @@ from math import sqrt
 from actorpp.coordinator.chunking.cost import CostModel, StageCost
 from actorpp.coordinator.chunking.flowshop import in_window, makespan
 
-MAX_CHUNKS = 1280  # more gain hardly a thousandth: filling the pipeline is that much of the whole by then
+MAX_CHUNKS = 1280  # with more hardly a thousandth is gained: that is what filling the pipeline takes by then
 _BLENDS = (0.5, 0.0)  # from chunks of equal time (1) towards chunks of equal size (0)
 _WIDE, _NARROW = (1.5, 1.12), (1.15, 1.05)  # factors to try around a first guess, and around a good one
 _FINE = 128  # chunks up to which these are tried, and the ends refined: with more, single chunks matter little
