@@ -3,9 +3,11 @@
     python -m tests.bench.peers --vllm-python /path/to/venv/bin/python
 
 Every contestant is a process of its own that stands still (SIGSTOP) while another one works. A round measures each
-once, after a control: fixed matrix products. When the slowest control took more than 5% longer than the median one, the
-machine was not the same all the time, and the call is void (exit code 3). ``--only`` and ``--peers`` choose what is
-measured, so that a call takes minutes. vLLM is installed in an environment of its own: docs/performance.md says how.
+once, between two controls: fixed matrix products. A measurement counts when both took no more than 5% longer than the
+quicker ones did while the contestants started and warmed up; another is made again as long as ``--patience`` lasts.
+When the slowest control that counts took more than 5% longer than the median one, the machine was not the same all the
+time, and the call is void (exit code 3). ``--only`` and ``--peers`` choose what is measured, so that a call takes
+minutes. vLLM is installed in an environment of its own: docs/performance.md says how.
 """
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from actorpp.cli.machine import machine
 from actorpp.stages.checkpoint import resolve
 from tests.bench.contestant import Contestant, ContestantFailed, first_output
+from tests.bench.steady import MAX_DRIFT, Steady
 
 HERE = Path(__file__).parent / "contestants"
-MAX_DRIFT = 0.05
 PROMPT = "The capital of France is"
 FIXED_SIZES = (256, 512, 1024, 2048)
 PLANNED_LENGTHS = (1000, 4000, 8000)
@@ -205,12 +208,12 @@ def commands(options: argparse.Namespace, model: str) -> dict[str, list[str]]:
     return {name: command for name, command in found.items() if not name.startswith(tuple(left_out))}
 
 
-def measure(options: argparse.Namespace, model: str) -> tuple[Runs, list[float]]:
-    """Every job of the figures asked for, once in each round; and the control's seconds."""
+def measure(options: argparse.Namespace, model: str) -> tuple[Runs, Steady]:
+    """Every job of the figures asked for, once in each round; and how steady the machine was."""
     started = commands(options, model)
     wanted = dict.fromkeys(pair for name in options.only for pair in FIGURES[name][1])
     pairs = [(name, job) for who, job in wanted for name in started if name.startswith(who)]
-    runs, control_s = Runs(), list[float]()
+    runs = Runs()
     with contextlib.ExitStack() as stack:
 
         def contestant(name: str, command: list[str]) -> Contestant:
@@ -221,26 +224,26 @@ def measure(options: argparse.Namespace, model: str) -> tuple[Runs, list[float]]
 
         cores = ",".join(map(str, options.cores))
         control = contestant("control", [sys.executable, str(HERE / "control.py"), cores])
-        children = {name: contestant(name, started[name]) for name in dict.fromkeys(name for name, _ in pairs)}
-        for index in range(options.rounds + options.warmup):
-            counts = index >= options.warmup
-            print(f"round {index - options.warmup + 1} of {options.rounds}", file=sys.stderr)
-            seconds = control.run({})["seconds"]
-            if counts:
-                control_s.append(seconds)
+        steady = Steady(lambda: float(control.run({})["seconds"]), options.patience)
+        children = dict[str, Contestant]()
+        for name, job in pairs:
+            if name not in children:
+                children[name] = contestant(name, started[name])
+            for index in range(options.warmup):
+                children[name].run(job.message(f"warm-up/{index}"))
+                steady.look()
+        if "planned" in options.only:
+            runs.best_fixed = _best_fixed_sizes(children[OURS])
+            pairs += [(OURS, Job(isl, fixed=size)) for isl, size in runs.best_fixed.items()]
+        for index in range(options.rounds):
+            print(f"round {index + 1} of {options.rounds}; {steady}", file=sys.stderr)
             for name, job in pairs:
-                answer = children[name].run(job.message(f"{index}"))
-                if counts:
-                    runs.answers.setdefault((name, job), []).append(answer)
-            if "planned" in options.only:
-                if index == options.warmup - 1:
-                    runs.best_fixed = _best_fixed_sizes(children[OURS])
-                for isl, size in runs.best_fixed.items() if counts else ():
-                    job = Job(isl, fixed=size)
-                    runs.answers.setdefault((OURS, job), []).append(children[OURS].run(job.message(f"{index}")))
-            if "start" in options.only and counts:
-                _time_starts(options, model, runs)
-    return runs, control_s
+                answer = steady.run(partial(children[name].run, job.message(f"{index}")))
+                runs.answers.setdefault((name, job), []).append(answer)
+            if "start" in options.only:
+                for name, command in _starts(options, model).items():
+                    runs.starts.setdefault(name, []).append(steady.run(partial(first_output, command)))
+    return runs, steady
 
 
 def _best_fixed_sizes(ours: Contestant) -> dict[int, int]:
@@ -256,17 +259,13 @@ def _best_fixed_sizes(ours: Contestant) -> dict[int, int]:
     return best
 
 
-def _time_starts(options: argparse.Namespace, model: str, runs: Runs) -> None:
+def _starts(options: argparse.Namespace, model: str) -> dict[str, list[str]]:
+    """Commands that end with their first token."""
     ours = ["--model", model, "--stages", "2", "--dtype", options.dtype, "--prompt", PROMPT, "--max-tokens", "1"]
-    runs.starts.setdefault(OURS, []).append(first_output([sys.executable, "-m", "actorpp.cli", "run", *ours]))
+    found = {OURS: [sys.executable, "-m", "actorpp.cli", "run", *ours]}
     if options.vllm_python and "vllm-pp" in options.peers:
-        vllm = commands(options, model)[VLLM_PP]
-        runs.starts.setdefault(VLLM_PP, []).append(first_output([*vllm, PROMPT]))
-
-
-def drift(control_s: list[float]) -> float:
-    """How much longer than the median the control took at most."""
-    return max(control_s) / statistics.median(control_s) - 1
+        found[VLLM_PP] = [*commands(options, model)[VLLM_PP], PROMPT]
+    return found
 
 
 def lines(rows: list[Row]) -> list[str]:
@@ -295,7 +294,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", help="checkpoint folder (default: the embedded model)")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default 5)")
-    parser.add_argument("--warmup", type=int, default=1, help="rounds before them (default 1)")
+    parser.add_argument("--warmup", type=int, default=1, help="runs of each before them (default 1)")
+    parser.add_argument("--patience", type=float, default=900, help="seconds to wait and repeat in all (default 900)")
     parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES), help="figures (default: all)")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="peers (default: all)")
     parser.add_argument("--cores", type=int, nargs=2, default=sorted(os.sched_getaffinity(0))[:2], metavar="N")
@@ -311,7 +311,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print the table; 0, or 3 when the control drifted."""
+    """Measure, print the table; 0, or 3 when the machine was not steady."""
     options = parse(arguments)
     for key in ("vllm-pp", "vllm"):
         if key in options.peers and not options.vllm_python:
@@ -319,20 +319,18 @@ def main(arguments: list[str] | None = None) -> int:
     before = machine()
     model = options.model or str(asyncio.run(resolve()).path)
     try:
-        runs, control_s = measure(options, model)
+        runs, steady = measure(options, model)
     except ContestantFailed as error:
         print(error, file=sys.stderr)
         return 1
     print(f"{before['cpu']}, cores {options.cores}, load average before {before['load']:.1f}; {options.rounds} rounds")
     print("\n".join(lines([row for name in options.only for row in FIGURES[name][0](runs)])))
-    off = drift(control_s)
-    verdict = "VOID: the machine was not the same all the time" if off > MAX_DRIFT else "steady enough"
-    print(f"control: median {statistics.median(control_s):.3f} s, slowest {100 * off:+.1f}%: {verdict}")
+    print(steady)
     if options.save_result is not None:
         answers = [{"who": who, "job": vars(job), "answers": several} for (who, job), several in runs.answers.items()]
-        saved = {"machine": before, "control_s": control_s, "starts": runs.starts, "answers": answers}
+        saved = {"machine": before, "control_s": steady.control_s, "starts": runs.starts, "answers": answers}
         options.save_result.write_text(json.dumps(saved, indent=1) + "\n")
-    return 3 if off > MAX_DRIFT else 0
+    return 3 if steady.drift > MAX_DRIFT else 0
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import pytest
 from tests.bench import peers
 from tests.bench.contestant import Contestant, ContestantFailed, first_output
 from tests.bench.peers import DECODE, LONG, OURS, OURS_ONE, QUEUE, TRANSFORMERS, VLLM_ONE, VLLM_PP, Job, Row, Runs
+from tests.bench.steady import Steady
 
 ECHO = """
 import json, sys
@@ -94,10 +95,6 @@ def test_the_table_is_worked_out_of_the_answers(runs: Runs) -> None:
     assert peers.lines([Row("x", [0.0123], 0.02, 0.01, percent=True)])[1].split()[1:4] == ["1.2%"] * 3
 
 
-def test_a_call_is_void_when_the_control_drifts() -> None:
-    assert peers.drift([1.0, 1.0, 1.04]) <= peers.MAX_DRIFT < peers.drift([1.0, 1.0, 1.06])
-
-
 def test_figures_and_peers_can_be_chosen() -> None:
     options = peers.parse(["--only", "ttft", "--peers", "vllm", "--vllm-python", "py", "--vllm-chunks", "512"])
     started = peers.commands(options, "folder")
@@ -112,7 +109,9 @@ def test_what_is_missing_is_said_and_a_void_call_has_a_code_of_its_own(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for control, code, word in (([1.0, 1.01], 0, "steady"), ([1.0, 1.0, 2.0], 3, "VOID")):
-        monkeypatch.setattr(peers, "measure", lambda options, model, control=control: (runs, control))
+        steady = Steady(lambda: 1.0, 0.0)
+        steady.control_s = control
+        monkeypatch.setattr(peers, "measure", lambda options, model, steady=steady: (runs, steady))
         save = tmp_path / "r.json"
         assert peers.main(["--model", "x", "--only", "ttft", "--save-result", str(save)]) == code
         out, err = capsys.readouterr()

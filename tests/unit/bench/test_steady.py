@@ -1,0 +1,56 @@
+"""What counts in a benchmark is decided by the control, not by what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.bench import steady
+from tests.bench.steady import MAX_DRIFT, Steady
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    slept: list[float] = []
+    monkeypatch.setattr(steady.time, "sleep", slept.append)
+    return slept
+
+
+def machine(*seconds: float) -> Iterator[float]:
+    """A control that takes these seconds: first those of one look."""
+    return iter([1.0] * steady.LOOKS + list(seconds))
+
+
+def looked(control: Iterator[float], patience_s: float) -> Steady:
+    found = Steady(lambda: next(control), patience_s)
+    found.look()
+    return found
+
+
+def test_a_slow_machine_is_waited_for_and_what_it_slowed_down_is_measured_again(pauses: list[float]) -> None:
+    results = iter("abc")
+    measured = looked(machine(1.6, 1.5, 1.0, 1.6, 1.04, 1.02, 1.0, 1.01), 100.0)
+    assert measured.run(lambda: next(results)) == "b"  # a: slow behind it
+    assert measured.run(lambda: next(results)) == "c"
+    assert len(pauses) == 2
+    assert measured.control_s == [1.04, 1.02, 1.0, 1.01]
+    assert measured.repeated == 1
+    assert "steady enough" in str(measured)
+
+
+def test_without_patience_everything_counts_and_the_call_is_void(pauses: list[float]) -> None:
+    measured = looked(machine(1.0, 1.0, 1.0, 1.06), 0.0)
+    assert [measured.run(lambda: "a") for _ in range(2)] == ["a", "a"]
+    assert not pauses
+    assert measured.drift > MAX_DRIFT
+    assert "VOID" in str(measured)
+
+
+def test_what_is_usual_is_the_quickest_quarter_of_all_looks(pauses: list[float]) -> None:
+    measured = looked(iter([1.6] * 8 + [1.0] * 4 + [1.6, 1.0, 1.0]), 100.0)
+    measured.look()
+    measured.look()
+    measured.run(lambda: "a")
+    assert measured.control_s == [1.0, 1.0]
+    assert len(pauses) == 1
