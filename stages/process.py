@@ -7,6 +7,7 @@ A spare waits with everything imported until the driver says which stage it beco
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -157,6 +158,8 @@ class ProcessWiring:
         if self._tensors is not None:
             tensors, self._tensors = self._tensors, None
             await tensors.close()
+            del tensors
+            gc.collect()  # errors, tasks and links of the epoch refer to each other, and may hold tensors
 
     async def close(self) -> None:
         await self.disconnect()
@@ -222,7 +225,7 @@ async def serve(spec: StageSpec, wiring: WiringSpec) -> int:
                 end(0)
 
     connection = ProcessWiring(spec, wiring, host, on_driver=from_driver, on_peer=switch.deliver, on_error=lost)
-    async with ActorSystem(connection.name) as system:
+    async with ActorSystem(connection.name, kept_letters=0) as system:  # nobody looks, and they would hold prompts
         node = await system.spawn(lambda: StageNode(host, connection, switch, SpanRecorder(wiring.trace)), name="node")
         connection.to_driver(Hello(spec.stage, wiring.incarnation, os.getpid(), connection.inlet.endpoint))
         watching = asyncio.create_task(report_end_of(node, lost))
@@ -248,6 +251,7 @@ async def live(spec: StageSpec, wiring: WiringSpec) -> int:
 
 def run(spec: StageSpec, wiring: WiringSpec) -> NoReturn:
     """Serve, and end the process with exit code 0 after Shutdown, and 1 after an error."""
+    gc.freeze()  # what was imported is never garbage: so looking for it at each epoch's end takes little
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         code = runner.run(live(spec, wiring))
     close_context()

@@ -26,8 +26,9 @@ from actorpp.transport.wire import Frame
 
 log = structlog.get_logger(__name__)
 
-# A step's temporaries are large. glibc would map, zero and unmap each anew; so they are kept and used again.
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
+# A step's temporaries are large. glibc would map, zero and unmap each anew; so they are kept and used again: by all
+# threads, as those of each epoch are new ones, and with an arena of its own each would keep as much once more.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33), "MALLOC_ARENA_MAX": "1"}
 
 STAGE_COMMAND = (sys.executable, "-m", "actorpp.cli", "stage")
 

@@ -80,7 +80,7 @@ class Cell:
         self.ready: asyncio.Future[None] = self.loop.create_future()
         self.tasks: set[asyncio.Task[Any]] = set()
         self.timers: set[Timer] = set()
-        self.dependents: list[Cell] = []
+        self.dependents: dict[Cell, None] = {}  # living children, in the order of their spawning
         self.errors: list[Exception] = []
         self.interruption: Exception | None = None
         self.waiters: dict[asyncio.Future[None], object] = {}

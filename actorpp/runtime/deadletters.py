@@ -14,7 +14,10 @@ KEPT = 1000
 
 
 class DeadLetters:
-    """All dead letters of a system: every one is counted and logged, the last KEPT are kept.
+    """All dead letters of a system: every one is counted and logged, the last ones are kept.
+
+    Args:
+        kept: How many. They hold their messages, whatever those hold.
 
     Attributes:
         count: How many there have been.
@@ -23,10 +26,10 @@ class DeadLetters:
         observers: Called with each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = KEPT) -> None:
         self.count = 0
         self.by_reason: Counter[str] = Counter()
-        self.recent: deque[DeadLetter] = deque(maxlen=KEPT)
+        self.recent: deque[DeadLetter] = deque(maxlen=kept)
         self.observers: list[Callable[[DeadLetter], object]] = []
 
     def observe(self, callback: Callable[[DeadLetter], object]) -> None:

@@ -17,7 +17,7 @@ from actorpp.runtime.actor import Actor
 from actorpp.runtime.address import ActorRef, Address
 from actorpp.runtime.cell import Cell
 from actorpp.runtime.clock import guard_timeout
-from actorpp.runtime.deadletters import DeadLetters
+from actorpp.runtime.deadletters import KEPT, DeadLetters
 from actorpp.runtime.inbox import Inbox
 from actorpp.runtime.messages import Terminated
 from actorpp.runtime.routes import Routes
@@ -57,14 +57,20 @@ class ActorSystem:
         name: For logs.
         grace: Seconds that a killed actor (or a stopped one, before it is killed) has to end.
         on_hang: Called with a sentence when a killed actor does not end in time, because its thread hangs.
+        kept_letters: How many dead letters are kept for a look.
     """
 
     def __init__(
-        self, name: str = "actors", *, grace: float = 10.0, on_hang: Callable[[str], None] = end_process
+        self,
+        name: str = "actors",
+        *,
+        grace: float = 10.0,
+        on_hang: Callable[[str], None] = end_process,
+        kept_letters: int = KEPT,
     ) -> None:
         self.name = name
         self.grace = grace
-        self.dead_letters = DeadLetters()
+        self.dead_letters = DeadLetters(kept_letters)
         self._on_hang = on_hang
         self._cells: dict[str, Cell] = {}
         self._supervisors: dict[Supervisor, asyncio.Task[None]] = {}
@@ -153,7 +159,7 @@ class ActorSystem:
                 self._forget(cell)
             raise
         if parent is not None:
-            parent.dependents.extend(cells)
+            parent.dependents.update(dict.fromkeys(cells))
         task = asyncio.create_task(supervisor.supervise(), name=f"supervisor of {', '.join(members)}")
         self._supervisors[supervisor] = task
         task.add_done_callback(lambda _: self._on_supervised(supervisor))
@@ -169,6 +175,8 @@ class ActorSystem:
     def _forget(self, cell: Cell) -> None:
         self._cells.pop(cell.name, None)
         self._routes.remove(cell)
+        if cell.parent is not None:
+            cell.parent.dependents.pop(cell, None)
 
     def get(self, name: str) -> ActorRef:
         """The living actor of that name.

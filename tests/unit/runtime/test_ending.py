@@ -12,6 +12,7 @@ import pytest
 
 from actorpp.errors import ActorDefinitionError, ActorStoppedError, DeadlockError
 from actorpp.runtime import Actor, ActorSystem, Inbox, OneForOne
+from actorpp.runtime.cell import Cell
 from actorpp.testing import run
 from tests.unit.runtime.support import Boom, Double, Factory, Fail, Hold, Note, Recorder, Seen
 
@@ -388,3 +389,25 @@ def test_what_an_actor_held_is_freed_while_references_to_it_live_on() -> None:
             assert not address.ref.alive
 
     run(main)
+
+
+def test_a_child_that_has_ended_is_forgotten_by_its_parent() -> None:
+    class Parent(Actor):
+        async def run(self) -> None:
+            for ended in range(3):
+                child = await self.spawn(Recorder, name="child")
+                cells.append(weakref.ref(child._cell))
+                await (self.system.stop if ended else self.system.kill)(child)
+                del child
+                await asyncio.sleep(1)
+                gc.collect()
+                assert [cell() for cell in cells] == [None] * len(cells)
+
+    cells: list[weakref.ref[Cell]] = []
+
+    async def main() -> None:
+        async with ActorSystem() as system:
+            assert (await (await system.spawn(Parent)).join()).error is None
+
+    run(main)
+    assert len(cells) == 3

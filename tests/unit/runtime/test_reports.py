@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actorpp.runtime import DeadLetter, DeadLetters, WaitFor, WaitGraph
+from actorpp.runtime import ActorSystem, DeadLetter, DeadLetters, WaitFor, WaitGraph
 from actorpp.runtime.deadletters import KEPT
 from tests.unit.runtime.support import Note
 
@@ -20,6 +20,12 @@ def test_dead_letters_are_counted_observed_and_bounded() -> None:
     assert letters.by_reason == {"stopped": KEPT + 5, "overflow": 1}
     assert len(letters.recent) == KEPT
     assert letters.recent[0].message == Note(6)
+
+
+def test_a_system_keeps_as_many_dead_letters_as_it_is_told_to() -> None:
+    letters = ActorSystem(kept_letters=0).dead_letters
+    letters.add(DeadLetter("actor", "inbox", Note(1), "stopped"))
+    assert (letters.count, list(letters.recent)) == (1, [])
 
 
 def test_every_cycle_is_found_once() -> None:
