@@ -8,9 +8,11 @@ through every recovery; of the other stages every incarnation is watched.
 Then come ``--idle-rounds``: a client asks for a ping, the statistics and a plan, which no stage hears of; then the
 smallest request, of one token in and one out, takes the pipeline from empty to empty.
 
-Resident memory is printed with its slope within the lives of processes (one straight line for each, all of one slope),
-without the first minutes of each life, in which allocators and caches fill. Driver means this process: engine, socket,
-and the clients too. Ctrl-C ends it with the figures so far.
+Resident memory is printed with its slope within the lives of processes (one straight line for each, all of one slope):
+of the first half and of the second half of each life, without its first minutes, in which allocators and caches fill,
+and without lives that are too short for it. What settles is steep in the first half and flat in the second; what leaks
+is as steep in both. Driver means this process: engine, socket, and the clients too. Ctrl-C ends it with the figures so
+far.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import sys
 import tempfile
 import time
 from array import array
+from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from statistics import fmean
 
@@ -39,6 +42,8 @@ SAMPLES = 720  # about so many of each process, in the whole time: keeping them 
 SETTLED_S = 120.0
 SETTLED_SHARE = 0.2
 """Of a process's life so many seconds, and at most this share of the whole run, are left out."""
+LONG = 3
+"""Lives count from so many times as long on."""
 
 SAVE = """
 import sys
@@ -58,22 +63,34 @@ class Life:
         self.resident = array("q")
         self.descriptors = array("i")
         self.threads = array("i")
+        self.recoveries = array("i")
 
-    def sample(self, pid: int, at: float) -> None:
+    def sample(self, pid: int, at: float, recoveries: int) -> None:
         process = psutil.Process(pid)
         with process.oneshot():
             self.at.append(at)
             self.resident.append(process.memory_info().rss)
             self.descriptors.append(process.num_fds())
             self.threads.append(process.num_threads())
+            self.recoveries.append(recoveries)
 
-    def settled(self, after: float) -> Life:
-        """Without its beginning."""
-        start = next((i for i, at in enumerate(self.at) if at - self.at[0] >= after), len(self.at))
-        rest = Life()
-        rest.at, rest.resident = self.at[start:], self.resident[start:]
-        rest.descriptors, rest.threads = self.descriptors[start:], self.threads[start:]
-        return rest
+    @property
+    def length(self) -> float:
+        return self.at[-1] - self.at[0]
+
+    def halves(self, settled: float) -> tuple[Life, Life] | None:
+        """What follows upon its beginning, if that is enough."""
+        since, until = self.at[0] + settled, self.at[-1]
+        middle = (since + until) / 2
+        halves = self._between(since, middle), self._between(middle, until)
+        return halves if self.length >= LONG * settled and all(len(half.at) > 1 for half in halves) else None
+
+    def _between(self, since: float, until: float) -> Life:
+        seen = slice(bisect_left(self.at, since), bisect_right(self.at, until))
+        part = Life()
+        for name, values in vars(self).items():
+            setattr(part, name, values[seen])
+        return part
 
 
 def common_slope(lives: list[Life]) -> float:
@@ -86,8 +103,14 @@ def common_slope(lives: list[Life]) -> float:
     return above / below if below else 0.0
 
 
+def for_each_recovery(lives: list[Life]) -> float | None:
+    """What they grew by at their common slope, for each recovery that they went through, in bytes."""
+    recoveries = sum(life.recoveries[-1] - life.recoveries[0] for life in lives)
+    return common_slope(lives) * sum(life.length for life in lives) / recoveries if recoveries else None
+
+
 class Series:
-    """What lives under each name: one process after the other."""
+    """What lives under each name: one process after the other. ``unit`` is worth ``per_unit`` of what is counted."""
 
     def __init__(self, unit: str, per_unit: float) -> None:
         self._unit = unit
@@ -96,30 +119,40 @@ class Series:
 
     def sample(self, harness: Harness, at: float) -> None:
         """Of the driver and every stage."""
+        recoveries = sum(map(len, harness.tally.recoveries.values()))
         alive = {"driver": os.getpid()}
         alive |= {f"stage {index}": stage.pid for index, stage in enumerate(harness.engine.stats().stages)}
         for name, pid in alive.items():
             with suppress(psutil.NoSuchProcess):  # it has just ended
-                self._lives.setdefault(name, {}).setdefault(pid, Life()).sample(pid, at)
+                self._lives.setdefault(name, {}).setdefault(pid, Life()).sample(pid, at, recoveries)
 
     def table(self, settled: float) -> str:
         """In Markdown; ``settled`` of each life is left out."""
-        lines = ["| process | lives | of these settled | resident, first and last | slope | descriptors | threads |"]
-        lines.append("|---|---|---|---|---|---|---|")
+        names = ("process", "lives", "of these long enough", "resident: settled, half-way, last", "recoveries")
+        names += (f"KiB/{self._unit}: first half, second half", "KiB for each recovery: first, second")
+        rows = [(*names, "descriptors", "threads"), ("---",) * (len(names) + 2)]
         for name, by_pid in self._lives.items():
-            lives = [life for each in by_pid.values() if len((life := each.settled(settled)).at) > 1]
-            if not lives:
-                lines.append(f"| {name} | {len(by_pid)} | 0 | | | | |")
+            halves = [each for life in by_pid.values() if (each := life.halves(settled)) is not None]
+            row = (name, str(len(by_pid)), str(len(halves)))
+            if not halves:
+                rows.append((*row, *[""] * (len(rows[0]) - len(row))))
                 continue
-            first, last = lives[0].resident[0] / 2**20, lives[-1].resident[-1] / 2**20
-            slope = f"{self._per_unit * common_slope(lives) / 2**10:+.1f} KiB/{self._unit}"
-            descriptors = [count for life in lives for count in life.descriptors]
-            threads = [count for life in lives for count in life.threads]
-            lines.append(
-                f"| {name} | {len(by_pid)} | {len(lives)} | {first:.1f}, {last:.1f} MiB | {slope} "
-                f"| {spread(descriptors)} | {spread(threads)} |"
+            first, second = ([life[half] for life in halves] for half in (0, 1))
+            resident = (first[0].resident[0], second[-1].resident[0], second[-1].resident[-1])
+            slopes = (f"{self._per_unit * common_slope(half) / 2**10:+.1f}" for half in (first, second))
+            costs = (for_each_recovery(half) for half in (first, second))
+            rows.append(
+                (
+                    *row,
+                    ", ".join(f"{held / 2**20:.1f}" for held in resident) + " MiB",
+                    str(sum(life.recoveries[-1] - life.recoveries[0] for life in first + second)),
+                    ", ".join(slopes),
+                    ", ".join("-" if cost is None else f"{cost / 2**10:+.1f}" for cost in costs),
+                    spread([count for life in first + second for count in life.descriptors]),
+                    spread([count for life in first + second for count in life.threads]),
+                )
             )
-        return "\n".join(lines)
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def spread(counts: list[int]) -> str:
