@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 from pathlib import Path
 
@@ -31,6 +32,19 @@ def interrupt_and_check(command: Command, environment: dict[str, str], code: int
 def dummy(model: Path, tokens: Path, *more: str) -> list[str]:
     flags = ["--model", str(model), "--load-format", "dummy", "--stages", "2", "--prompt-tokens-file", str(tokens)]
     return [*flags, *more]
+
+
+def offers_huge_pages() -> bool:
+    """Whether the kernel has huge pages for who asks, and the C library asks when told to."""
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    name, version = platform.libc_ver()
+    asks = name == "glibc" and tuple(map(int, version.split("."))) >= (2, 35)
+    return asks and enabled.exists() and "[never]" not in enabled.read_text()
+
+
+def huge_pages_kb(pid: int) -> int:
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(next(line for line in rollup.splitlines() if line.startswith("AnonHugePages:")).split()[1])
 
 
 @pytest.mark.parametrize("phase", ["downloading", "converting"])
@@ -71,6 +85,9 @@ def test_ctrl_c_when_idle(environment: dict[str, str], small_model: Path) -> Non
         libraries = Path(f"/proc/{command.process.pid}/maps").read_text()
         assert "libzmq" in libraries
         assert "libtorch" not in libraries  # the driver starts and ends without it
+        if offers_huge_pages():
+            stages = command.family()[1:]
+            assert [huge_pages_kb(stage.pid) > 16 << 10 for stage in stages] == [True, True]
         interrupt_and_check(command, environment)
 
 
