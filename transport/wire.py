@@ -8,8 +8,7 @@ never builds objects other than those of the message types it was given.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +18,7 @@ from actorpp.errors import ProtocolError
 
 MAGIC = b"ACTORPP1"
 
-SMALL = 4096
+SMALL = 1024
 """Bytes of header and body up to which a message is within all limits but that of nesting, unless they are narrower."""
 
 Frame = bytes | memoryview
@@ -76,8 +75,8 @@ class Codec(Generic[H, M]):
         self.limits = limits or Limits()
         self._small = min(SMALL, self.limits.max_header_bytes, self.limits.max_body_bytes, self.limits.max_items)
         self._encode = msgspec.msgpack.Encoder().encode
-        self._headers: msgspec.msgpack.Decoder[H] = msgspec.msgpack.Decoder(header_type)
-        self._messages: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union_type)
+        self._decode_header: Callable[[Frame], H] = msgspec.msgpack.Decoder(header_type).decode
+        self._decode_message: Callable[[Frame], M] = msgspec.msgpack.Decoder(union_type).decode
 
     def encode(self, message: M, header: H, buffers: Sequence[Frame] = ()) -> list[Frame]:
         """Returns the frames of a message. Buffers are passed on without a copy and must not change until sent.
@@ -97,9 +96,15 @@ class Codec(Generic[H, M]):
         Raises:
             ProtocolError: With the exact reason, for anything that is not a message of this codec.
         """
-        if self._is_small(frames):
-            with suppress(msgspec.MsgspecError):  # which of the two maps it is, and what, is said below
-                return Envelope(self._headers.decode(frames[2]), self._messages.decode(frames[3]))
+        if len(frames) == 4:  # as nearly all are: then the checks of a small message are one
+            delimiter, magic, header, body = frames
+            if not delimiter and magic == MAGIC and len(header) + len(body) <= self._small:
+                opens = b"".join((header, body)).translate(_OPENS)
+                if opens.count(_FEW) <= self.limits.max_depth and _MANY not in opens:
+                    try:
+                        return Envelope(self._decode_header(header), self._decode_message(body))
+                    except msgspec.MsgspecError:
+                        pass  # which of the two it is, and what, is said below
         return Envelope(self.decode_header(frames), self.decode_body(frames), tuple(frames[4:]))
 
     def decode_header(self, frames: Sequence[Frame]) -> H:
@@ -117,7 +122,7 @@ class Codec(Generic[H, M]):
         self._check_sizes(frames)
         try:
             check_items(frames[2], self.limits)
-            return self._headers.decode(frames[2])
+            return self._decode_header(frames[2])
         except (msgspec.MsgspecError, ProtocolError) as error:
             raise ProtocolError(f"header: {error}") from None
 
@@ -129,15 +134,9 @@ class Codec(Generic[H, M]):
         """
         try:
             check_items(frames[3], self.limits)
-            return self._messages.decode(frames[3])
+            return self._decode_message(frames[3])
         except (msgspec.MsgspecError, ProtocolError) as error:
             raise ProtocolError(f"body: {error}") from None
-
-    def _is_small(self, frames: Sequence[Frame]) -> bool:
-        """Whether this is, as nearly all messages are, one whose maps pass all checks together."""
-        if len(frames) != 4 or frames[0] or frames[1] != MAGIC or len(frames[2]) + len(frames[3]) > self._small:
-            return False
-        return _is_plain(b"".join(frames[2:]).translate(None, _NOT_CONTAINERS), self.limits.max_depth)
 
     def _check_sizes(self, frames: Sequence[Frame]) -> None:
         limits = self.limits
@@ -153,20 +152,16 @@ class Codec(Generic[H, M]):
                 raise ProtocolError(f"buffer {i} of {size} bytes, over the limit of {limits.max_buffer_bytes}")
 
 
-# First bytes of MessagePack maps and arrays: fixmap and fixarray, then array16, array32, map16, map32.
-_CONTAINERS = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
-_NOT_CONTAINERS = bytes(sorted(set(range(256)) - set(_CONTAINERS)))
+# What a byte can open, if a value of MessagePack begins with it: a map or array with up to 4 or 16 bits' count of items
+# (fixmap, fixarray, array16, map16), one with 32 bits' (array32, map32), or none.
+_FEW, _MANY = 1, 2
+_OPENS = bytes(_MANY if b in (0xDD, 0xDF) else _FEW if 0x80 <= b < 0xA0 or b in (0xDC, 0xDE) else 0 for b in range(256))
+_NOT_CONTAINERS = bytes(b for b in range(256) if not _OPENS[b])
 
 # Payload bytes after the first byte, for the types of fixed size; one length field of 1, 2 or 4 bytes for the others.
 _FIXED = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 _FIXED |= {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
 _SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-
-
-def _is_plain(openers: bytes, max_depth: int) -> bool:
-    """Whether these are no more bytes that could open a map or array than levels are allowed, and none of them could
-    announce more items than 16 bits count."""
-    return len(openers) <= max_depth and 0xDD not in openers and 0xDF not in openers
 
 
 def check_items(data: Frame, limits: Limits) -> None:
@@ -181,8 +176,9 @@ def check_items(data: Frame, limits: Limits) -> None:
     if not isinstance(data, bytes):
         data = bytes(data)
     # Nearly every message takes this way out: besides, it has not the bytes for more items than allowed.
-    openers = data.translate(None, _NOT_CONTAINERS)
-    if _is_plain(openers, limits.max_depth) and min(len(data), 0xFFFF * 2 * len(openers)) <= limits.max_items:
+    openers = data.translate(None, _NOT_CONTAINERS)  # for long ones faster than a table of all bytes
+    few = len(openers) <= limits.max_depth and 0xDD not in openers and 0xDF not in openers
+    if few and min(len(data), 0xFFFF * 2 * len(openers)) <= limits.max_items:
         return
     end = len(data)
     total = 0

@@ -83,9 +83,9 @@ class Actor:
 
     # --- waiting -------------------------------------------------------------------------------------------------
 
-    async def dispatch(self) -> None:
+    def dispatch(self) -> Coroutine[Any, Any, None]:
         """Handle messages of ``async def`` inboxes by priority until the actor is stopped; for a run() of your own."""
-        await self._cell.dispatcher.dispatch()
+        return self._cell.dispatcher.dispatch()
 
     async def until(self, predicate: Callable[[], bool]) -> None:
         """Wait until the predicate holds. It is tried when a message arrives and on notify()."""

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from actorpp.errors import ActorDefinitionError, DeadlockError
+from actorpp.runtime.asks import AwaitedAsk, CallbackAsk
 from actorpp.runtime.inbox import Inbox
-from actorpp.runtime.mailbox import Ask, Mailbox, ReplyTo
+from actorpp.runtime.mailbox import Mailbox
 from actorpp.runtime.messages import Request, Terminated
 from actorpp.runtime.waits import current_cell
 
@@ -23,12 +24,13 @@ R = TypeVar("R")
 class Address(Generic[M_contra]):
     """One inbox of one actor, for those who send to it. It stays valid across restarts."""
 
-    __slots__ = ("_box", "_cell", "_types", "inbox")
+    __slots__ = ("_askable", "_box", "_cell", "_types", "inbox")
 
     def __init__(self, cell: Cell, box: Mailbox[Any]) -> None:
         self._cell = cell
         self._box = box
         self._types = frozenset(box.inbox.types)
+        self._askable = frozenset() if box.inbox.kind == "pulled" else self._types
         self.inbox: Inbox[Any] = box.inbox
 
     @property
@@ -80,15 +82,13 @@ class Address(Generic[M_contra]):
             TypeError: The message is not of the inbox's union.
         """
         box, cell = self._box, self._cell
-        if message.__class__ not in self._types:
-            box.check(message)
-        if box.inbox.kind == "pulled":
-            raise ActorDefinitionError(f"{box.inbox} has no handler, so nothing there answers an ask")
+        if message.__class__ not in self._askable:
+            self._check_ask(message)
         asker = current_cell.get()
         if asker is cell and box.inbox.kind == "serial" and asyncio.current_task() is cell.main:
             raise DeadlockError(f"{cell.name} asks itself in {box.inbox.name}, and would wait for ever")
         future: asyncio.Future[R] = cell.loop.create_future()
-        item = Ask(message, future, asker)
+        item = AwaitedAsk(message, asker, future)
         if not box.offer(item):
             box.wait_for_room(item, asker)
         deadlines = None
@@ -124,18 +124,19 @@ class Address(Generic[M_contra]):
             TypeError: The message is not of the inbox's union.
         """
         box, cell = self._box, self._cell
-        if message.__class__ not in self._types:
-            box.check(message)
-        if box.inbox.kind == "pulled":
-            raise ActorDefinitionError(f"{box.inbox} has no handler, so nothing there answers an ask")
-        sink = ReplyTo(reply, failed)
-        item = Ask(message, sink, current_cell.get())
+        if message.__class__ not in self._askable:
+            self._check_ask(message)
+        item = CallbackAsk(message, current_cell.get(), reply, failed)
         if not box.offer(item):
             raise box.full_error()
-        if timeout is not None and not sink.done():  # an inbox that drops the newest has answered already
-            deadlines = cell.deadlines.get(timeout) or cell.new_deadlines(timeout)
-            deadlines.add(item)
-            sink.ended = lambda: deadlines.remove(item)
+        if timeout is not None and not item.done():  # an inbox that drops the newest has answered already
+            item.deadlines = cell.deadlines.get(timeout) or cell.new_deadlines(timeout)
+            item.deadlines.add(item)
+
+    def _check_ask(self, message: object) -> None:
+        self._box.check(message)
+        if not self._askable:
+            raise ActorDefinitionError(f"{self.inbox} has no handler, so nothing there answers an ask")
 
 
 class ActorRef:

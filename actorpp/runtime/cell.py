@@ -21,10 +21,11 @@ from actorpp.errors import (
     AskTimeoutError,
 )
 from actorpp.runtime.address import ActorRef
+from actorpp.runtime.asks import Ask
 from actorpp.runtime.deadlines import Deadlines
 from actorpp.runtime.dispatcher import Dispatcher
 from actorpp.runtime.inbox import CONTROL, Inbox
-from actorpp.runtime.mailbox import Ask, Mailbox
+from actorpp.runtime.mailbox import Mailbox
 from actorpp.runtime.messages import Terminated
 from actorpp.runtime.tasks import OwnThread, interruptible
 from actorpp.runtime.waits import current_cell
@@ -306,7 +307,7 @@ class Cell:
         """Asks it has not answered: in hand, deferred, queued, and waiting for room."""
         entries = list(self.dispatcher.unanswered())
         entries += [(item, box) for box in self.mailboxes.values() for item in box.pending() if isinstance(item, Ask)]
-        return (entry for entry in entries if not entry[0].future.done())
+        return (entry for entry in entries if not entry[0].done())
 
     def new_deadlines(self, seconds: float) -> Deadlines:
         """For asks to this actor with a timeout of ``seconds``."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from actorpp.runtime.asks import Ask
 from actorpp.runtime.clock import guard_later
-from actorpp.runtime.mailbox import Ask
 
 
 class Deadlines:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from actorpp.errors import ActorDefinitionError, ActorError, RequestError
+from actorpp.runtime.asks import Ask
 from actorpp.runtime.inbox import CONTROL, Inbox, handler_kind
-from actorpp.runtime.mailbox import FAIRNESS, Ask, Lanes, Mailbox, no_handler
+from actorpp.runtime.mailbox import FAIRNESS, Lanes, Mailbox, no_handler
 from actorpp.runtime.messages import POSTPONE
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Dispatcher:
             if box is None:
                 return False
             item = box.pop()
-            if type(item) is Ask:
+            if isinstance(item, Ask):
                 if box.expired(item):
                     continue
                 entry = (item, box)
@@ -144,42 +145,39 @@ class Dispatcher:
         if self._dispatching:
             raise ActorDefinitionError(f"{self._cell.name} dispatches already: a handler could be entered twice")
         self._dispatching = True
+        cell, lanes, served = self._cell, self._serial, 0
         try:
-            await self._dispatch()
+            while True:
+                if self.scheduled:
+                    self._serve_atomic()
+                if not self.serving:
+                    raise asyncio.CancelledError(f"{cell.name} crashed")
+                box = lanes.pick()
+                if box is None:
+                    if cell.stopping and not self.scheduled:
+                        return
+                    await cell.wait("any message")
+                    continue
+                served += 1
+                if served % FAIRNESS == 0:
+                    await asyncio.sleep(0)  # a handler that never waits must not starve the loop
+                    if not box.ready:
+                        continue
+                item = box.pop()
+                if not isinstance(item, Ask):
+                    result = await box.handler(item)
+                    if result is not None:
+                        self._settle(box, item, result)
+                elif not box.expired(item):
+                    entry = (item, box)
+                    self._in_hand.append(entry)
+                    try:
+                        self._settle(box, item, await box.handler(item.message))
+                    except RequestError as error:
+                        item.fail(error)
+                    self._in_hand.remove(entry)
         finally:
             self._dispatching = False
-
-    async def _dispatch(self) -> None:
-        lanes, served = self._serial, 0
-        while True:
-            if self.scheduled:
-                self._serve_atomic()
-            if not self.serving:
-                raise asyncio.CancelledError(f"{self._cell.name} crashed")
-            box = lanes.pick()
-            if box is None:
-                if self._cell.stopping and not self.scheduled:
-                    return
-                await self._cell.wait("any message")
-                continue
-            served += 1
-            if served % FAIRNESS == 0:
-                await asyncio.sleep(0)  # a handler that never waits must not starve the loop
-                if not box.ready:
-                    continue
-            item = box.pop()
-            if type(item) is not Ask:
-                result = await box.handler(item)
-                if result is not None:
-                    self._settle(box, item, result)
-            elif not box.expired(item):
-                entry = (item, box)
-                self._in_hand.append(entry)
-                try:
-                    self._settle(box, item, await box.handler(item.message))
-                except RequestError as error:
-                    item.fail(error)
-                self._in_hand.remove(entry)
 
     def _settle(self, box: Mailbox[Any], item: object, result: object) -> None:
         """Do with a handler's result what it asks for: reply, reply later, or postpone the message."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from actorpp.errors import ActorDefinitionError, ActorError, ActorStoppedError, MailboxFullError
+from actorpp.runtime.asks import Ask
 from actorpp.runtime.inbox import Inbox, Overflow
 from actorpp.runtime.messages import DeadLetter
 
@@ -25,60 +26,6 @@ FAIRNESS = 64
 """After this many takes the lowest non-empty lane gets one."""
 
 
-class ReplyTo:
-    """What takes the place of an ask's future where nobody awaits: the reply goes to a function, at once.
-
-    Args:
-        reply, failed: One of them is called, once. What they raise is the loop's business, not the replying actor's.
-    """
-
-    __slots__ = ("_done", "_failed", "_reply", "ended")
-
-    def __init__(self, reply: Callable[[Any], object], failed: Callable[[Exception], object]) -> None:
-        self._reply = reply
-        self._failed = failed
-        self._done = False
-        self.ended: Callable[[], object] | None = None
-
-    def done(self) -> bool:
-        return self._done
-
-    def set_result(self, value: Any) -> None:
-        self._call(self._reply, value)
-
-    def set_exception(self, error: Any) -> None:
-        self._call(self._failed, error)
-
-    def _call(self, function: Callable[[Any], object], value: Any) -> None:
-        self._done = True
-        if self.ended is not None:
-            self.ended()
-        try:
-            function(value)
-        except Exception as error:
-            context = {"message": "a reply to ask_nowait was not handled", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(context)
-
-
-class Ask:
-    """A message whose sender awaits the reply, as it lies in a mailbox."""
-
-    __slots__ = ("asker", "future", "message")
-
-    def __init__(self, message: object, future: asyncio.Future[Any] | ReplyTo, asker: Cell | None) -> None:
-        self.message = message
-        self.future = future
-        self.asker = asker
-
-    def reply(self, value: object) -> None:
-        if not self.future.done():
-            self.future.set_result(value)
-
-    def fail(self, error: BaseException) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
 class Sender(NamedTuple):
     """A sender that waits for room. Its future ends when the item has been filed; an ask has no such future."""
 
@@ -87,8 +34,7 @@ class Sender(NamedTuple):
     cell: Cell | None
 
     def gave_up(self) -> bool:
-        future = cast(Ask, self.item).future if self.filed is None else self.filed
-        return future.done()
+        return cast(Ask, self.item).done() if self.filed is None else self.filed.done()
 
 
 class Mailbox(Generic[M]):
@@ -222,7 +168,7 @@ class Mailbox(Generic[M]):
         self._queue.clear()
         self._keyed.clear()
         for item in items:
-            if isinstance(item, Ask) and not item.future.done():
+            if isinstance(item, Ask) and not item.done():
                 item.fail(error())
             else:
                 self._bury(item, reason)
@@ -241,7 +187,7 @@ class Mailbox(Generic[M]):
 
     def expired(self, item: Ask) -> bool:
         """Whether an ask's asker has given up; it is then a dead letter, not a task."""
-        if not item.future.done():
+        if not item.done():
             return False
         self._bury(item, "expired")
         return True
@@ -320,7 +266,7 @@ class Mailbox(Generic[M]):
         return True
 
     def _drop(self, item: object) -> None:
-        if isinstance(item, Ask) and not item.future.done():
+        if isinstance(item, Ask) and not item.done():
             item.fail(self.full_error())
         else:
             self._bury(item, "overflow")

@@ -114,6 +114,26 @@ def test_both_ways_in_order(run: Run, endpoint: str) -> None:
     run(main())
 
 
+def test_messages_stay_apart_whatever_their_number_of_frames(run: Run, ipc: str) -> None:
+    async def main() -> None:
+        at_router, at_dealer = Received(), Received()
+        listening = router(ipc, at_router)
+        talking = dealer(ipc, at_dealer)
+        messages = [[str(i).encode() for i in range(count)] for count in (1, 4, 2, 7, 1, 1, 3)] + [[b""], [b"", b""]]
+        for message in messages:
+            talking.send(message)
+        await at_router.until(lambda: len(at_router.messages) == len(messages))
+        assert at_router.messages == [(b"stage-0#1", message) for message in messages]
+        for message in messages:
+            listening.send(b"stage-0#1", message)
+        await at_dealer.until(lambda: len(at_dealer.messages) == len(messages))
+        assert at_dealer.messages == [(message,) for message in messages]
+        await talking.close()
+        await listening.close()
+
+    run(main())
+
+
 def test_a_plain_req_client_gets_its_reply(run: Run) -> None:
     async def main() -> None:
         def answer(peer: bytes, frames: list[bytes]) -> None:
