@@ -21,6 +21,7 @@ from actorpp.stages.messages import Admit, Become, DriverToStage, LogEntry, Shut
 from actorpp.stages.spec import StageSpec
 from actorpp.stages.wiring import WiringSpec
 from actorpp.transport.curve import CurveKeys
+from actorpp.transport.oom import oom_kills
 from actorpp.transport.process import ChildProcess
 from actorpp.transport.sockets import Router
 from actorpp.transport.wire import Frame
@@ -38,7 +39,7 @@ HUGE_PAGES = "glibc.malloc.hugetlb=1"
 STAGE_COMMAND = (sys.executable, "-m", "actorpp.cli", "stage")
 
 OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-"""What ends a process from outside. The kernel's own SIGKILL, where memory is short, looks like anybody's."""
+"""What ends a process from outside. The kernel's own SIGKILL, where memory is short, is known by its count alone."""
 
 OUTBOX = 2048  # messages per stage: the log's credit and a margin
 
@@ -50,11 +51,15 @@ class ProcessPort:
         self.child = child
         self.peer = peer
         self.send = send
+        self._oom_kills = oom_kills()
 
     async def exited(self) -> StageEnd:
         code = await self.child.wait()
         how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
-        return StageEnd(f"its process {self.child.pid} {how}", crashed=-code not in OUTSIDE)
+        crashed = -code not in OUTSIDE
+        if -code == signal.SIGKILL and oom_kills() > self._oom_kills:  # as likely as not because of what it computed
+            crashed, how = True, f"{how}; since it began, the kernel's out-of-memory killer has been at work"
+        return StageEnd(f"its process {self.child.pid} {how}", crashed)
 
     async def kill(self) -> None:
         """End the process at once, a stopped one too."""
