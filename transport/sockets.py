@@ -52,12 +52,11 @@ RETRY_FULL_S = 0.01
 # pyzmq's C methods and plain integers: its Python wrappers and enum flags triple what a frame costs here.
 _send_frame = zmq.backend.Socket.send
 _recv = zmq.backend.Socket.recv
-_get_option = zmq.backend.Socket.get
+_poll = zmq.backend.zmq_poll
 
 _NO_WAIT = int(zmq.NOBLOCK)
 _SEND_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
-_EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 
 _context: tuple[int, zmq.Context[zmq.Socket[bytes]]] | None = None
@@ -109,6 +108,7 @@ class _Socket(ABC):
         self._last: zmq.Frame  # of the message that was received last
         self._after_close: Callable[[], object] = lambda: None
         self._socket: zmq.Socket[bytes] = context().socket(kind)
+        self._incoming = [(self._socket, _POLLIN)]
         self._socket.linger = 0
         self._socket.set(zmq.SNDHWM, SEND_MARK)
         self._socket.set(zmq.RCVHWM, RECEIVE_MARK)
@@ -185,9 +185,9 @@ class _Socket(ABC):
             raise TransportError(f"send failed: {error}") from error
         return True
 
-    def _readable(self) -> int:
-        """Not 0 if there is a message. If 0, all commands are taken, and only a new one, which wakes, brings one."""
-        return _get_option(self._socket, _EVENTS) & _POLLIN  # type: ignore[operator]  # this option is an integer
+    def _readable(self) -> bool:
+        """Whether there is a message. If not, all commands are taken, and only a new one, which wakes, brings one."""
+        return bool(_poll(self._incoming, 0))  # the option EVENTS says the same, through a Python enum
 
     def _look_soon(self) -> None:
         if self._look_again is None:

@@ -93,10 +93,10 @@ class CallbackAsk(Ask):
 
     def _end(self, function: Callable[[Any], object], outcome: Any) -> None:
         self._done = True
-        if self.deadlines is not None:
-            self.deadlines.remove(self)
         try:
-            function(outcome)
+            function(outcome)  # before anything else: somebody waits for it
         except Exception as error:
             context = {"message": "a reply to ask_nowait was not handled", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
+        if self.deadlines is not None:
+            self.deadlines.remove(self)
