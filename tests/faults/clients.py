@@ -35,6 +35,9 @@ KEPT = 64
 MOMENT_S = 0.4
 """Aborts and deadlines come within so much of the beginning: before, in and after what a request takes."""
 
+TOO_LONG = [5] * 2_000_000
+"""A prompt that must be refused. Made once: the driver's memory, which clients share, is watched."""
+
 ENDS = {"aborted": {"abort", "length"}, "too late": {"deadline_exceeded", "length"}}
 
 
@@ -162,7 +165,7 @@ class Clients:
                 ("generate", {}),
                 ("generate", {"prompt_tokens": []}),
                 ("generate", {"prompt_tokens": [self._vocab]}),
-                ("generate", {"prompt_tokens": [5] * 2_000_000}),
+                ("generate", {"prompt_tokens": TOO_LONG}),
                 ("generate", prompt | {"max_tokens": 0}),
                 ("generate", prompt | {"max_tokens": 10**8}),
                 ("generate", prompt | {"temperature": -1}),
