@@ -14,39 +14,22 @@
    This file knows nothing of Python or torch: stages/amx.py calls it. Where the compiler or the CPU knows no tile unit,
    actorpp_amx_start says so and nothing else is called. */
 
-#include <stdint.h>
+#include "amx.h"
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 11)
+#ifdef TILES
 
 #include <math.h>
-#include <pthread.h>
 #include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cpuid.h>
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,amx-tile,amx-bf16"))), \
-                             apply_to = function)
-#else
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,amx-tile,amx-bf16")
-#endif
-#include <immintrin.h>
-
-#define INLINE static inline __attribute__((always_inline))
-
-typedef uint16_t bf16;
 
 enum {
-    LANES = 16,     /* queries of a group, floats of a vector, rows of a tile */
-    TILE = 512,     /* bfloat16 numbers of a tile: 16 rows of 64 bytes */
     BLOCK = 128,    /* keys between two updates of the largest score: their scores stay in the first cache */
     RANGE = 2048,   /* keys that are laid out at a time: they and their values stay in the second cache */
     AT_ONCE = 2,    /* groups that share a key tile */
     TURN = 256,     /* groups that share a range of keys, a multiple of AT_ONCE */
-    MAX_THREADS = 64,
 };
 
 /* Stands for minus infinity: differences of it are numbers. */
@@ -119,18 +102,6 @@ INLINE void transpose(__m512i r[LANES]) {
         r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
         r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
     }
-}
-
-/* 2 ** t for t <= 0, to 3e-6 of itself: a minimax polynomial of degree 4 within half a unit of the nearest integer. */
-INLINE __m512 exp2_of(__m512 t) {
-    __m512 whole = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 f = _mm512_sub_ps(t, whole);
-    __m512 p = _mm512_set1_ps(0.00957010034f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0559178591f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240247443f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693121791f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999999285f));
-    return _mm512_scalef_ps(p, whole);
 }
 
 /* The sixteen numbers as bfloat16, rounded to nearest even. */
@@ -441,23 +412,13 @@ static int attend_segment(Worker *w, const int64_t *segment, int head, int64_t *
 static void *work(void *argument) {
     Worker *w = argument;
     const Step *step = w->step;
-    struct {
-        uint8_t palette, first_row, unused[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } config;
-    memset(&config, 0, sizeof config);
-    config.palette = 1;
-    for (int i = 0; i < 8; i++) {
-        config.row_bytes[i] = 64;
-        config.rows[i] = LANES;
-    }
+    const uint8_t full[8] = {16, 16, 16, 16, 16, 16, 16, 16};
     w->keys = room((size_t)RANGE * step->key_width * sizeof(bf16));
     w->values = room((size_t)RANGE * step->value_width * sizeof(bf16));
     w->scores = room((size_t)AT_ONCE * BLOCK * LANES * sizeof(float));
     w->failed = !w->keys || !w->values || !w->scores;
     int64_t dealt = 0;
-    _tile_loadconfig(&config);
+    configure(full);
     for (int64_t i = 0; i < step->num_segments && !w->failed; i++)
         for (int head = 0; head < step->kv_heads && !w->failed; head++)
             w->failed = !attend_segment(w, step->segments + 4 * i, head, &dealt);
@@ -475,21 +436,14 @@ static void *work(void *argument) {
    side by side: the caller has checked that. Returns 0, or 1 when there is no memory. */
 int actorpp_amx_attend(const Step *step) {
     Worker workers[MAX_THREADS];
-    pthread_t threads[MAX_THREADS];
-    int parts = step->threads < MAX_THREADS ? step->threads : MAX_THREADS, failed = 0, own[MAX_THREADS] = {0};
+    int parts = step->threads < MAX_THREADS ? step->threads : MAX_THREADS, failed = 0;
     for (int i = 0; i < parts; i++) workers[i] = (Worker){.step = step, .part = i, .parts = parts};
-    for (int i = 1; i < parts; i++) own[i] = !pthread_create(&threads[i], NULL, work, &workers[i]);
-    for (int i = 0; i < parts; i++)
-        if (!own[i]) work(&workers[i]);
-    for (int i = 1; i < parts; i++)
-        if (own[i]) pthread_join(threads[i], NULL);
+    in_threads(work, workers, sizeof *workers, parts);
     for (int i = 0; i < parts; i++) failed |= workers[i].failed;
     return failed;
 }
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+END_OF_TILES
 
 /* Ask the kernel for the tile unit, once for the process. Returns 0 if there is one. */
 __attribute__((target("xsave"))) int actorpp_amx_start(void) {
@@ -499,6 +453,7 @@ __attribute__((target("xsave"))) int actorpp_amx_start(void) {
     unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
     unsigned amx = 1u << 22 | 1u << 24;                         /* BF16, TILE */
     if ((b & avx512) != avx512 || (d & amx) != amx) return 1;
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & 1u << 5)) return 1; /* AVX512-BF16 */
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) != 0;
 }
 
@@ -511,3 +466,6 @@ int actorpp_amx_attend(const void *step) {
 }
 
 #endif
+
+/* Callable on any CPU, before all else. */
+int actorpp_amx_interface(void) { return INTERFACE; }

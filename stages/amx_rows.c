@@ -7,29 +7,11 @@
    This file knows nothing of Python or torch: stages/amx.py calls it, on CPUs for which actorpp_amx_start returned
    0. */
 
-#include <stdint.h>
+#include "amx.h"
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 11)
+#ifdef TILES
 
 #include <math.h>
-#include <string.h>
-
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))), apply_to = function)
-#else
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq")
-#endif
-#include <immintrin.h>
-
-#define INLINE static inline __attribute__((always_inline))
-
-typedef uint16_t bf16;
-
-enum { LANES = 16 };
-
-INLINE __m512 load(const bf16 *from) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
-}
 
 INLINE __m512i rounded(__m512 x) {
     __m512i bits = _mm512_castps_si512(x);
@@ -82,9 +64,7 @@ void actorpp_file(char *to, const char *from, const int64_t *slots, int64_t rows
         for (int64_t row = 0; row < rows; row++) memcpy(to + slots[row] * width, from + row * from_row, (size_t)width);
 }
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+END_OF_TILES
 
 #else
 

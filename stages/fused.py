@@ -2,7 +2,7 @@
 
 A step of few rows is bound by reading the weights, and then by how many operations there are, and by the Python between
 them. A layer that normalises by root mean square, attends with rotary positions, and gates its MLP with SiLU (Llama and
-most of its kin) is computed here in half as many: oneDNN applies SiLU, gate and residual in the product's own epilogue.
+most of its kin) is computed here in half as many: SiLU, gate and residual are applied in the products' own epilogues.
 
 A layer is recognised by its modules, not by its class, and keeps its own code unless both give the same on random
 hidden states. What its attention asks for (scaling, window) is taken from what its own code asked for.
@@ -20,7 +20,7 @@ from torch import nn
 from actorpp.stages import amx
 from actorpp.stages.backends import AttentionBackend, Scoring
 from actorpp.stages.history import LayerKV
-from actorpp.stages.linears import PackedLinear, join
+from actorpp.stages.linears import PackedLinear, gated, join
 from actorpp.stages.packed import PackedCache
 
 _FORM = {
@@ -49,7 +49,7 @@ class FusedLayer:
         self._queries = attention.q_proj.out_features // self._width
         self._keys = attention.k_proj.out_features // self._width
         self._output = attention.o_proj
-        self._gate, self._up, self._down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self._gated, self._down = gated(mlp.gate_proj, mlp.up_proj), mlp.down_proj
         self._norms = [(norm.weight, norm.variance_epsilon) for norm in _norms(layer)]
         self._scoring, self._angles = scoring, angles
 
@@ -71,9 +71,7 @@ class FusedLayer:
         packed.update(key[None], value[None], self._index)
         out, _ = backend.attend_step(query, packed.layer(self._index, None), self._scoring)
         hidden_states = self._output.plus(out.reshape(1, rows, -1), hidden_states)
-        normed = rms_norm(hidden_states, *second)
-        gated = self._up.times(normed, self._gate.silu(normed))
-        added: torch.Tensor = self._down.plus(gated, hidden_states)
+        added: torch.Tensor = self._down.plus(self._gated(rms_norm(hidden_states, *second)), hidden_states)
         return added
 
 
@@ -124,7 +122,7 @@ def rotate(heads: torch.Tensor, count: int, cos: torch.Tensor, sin: torch.Tensor
 def fusing(layers: Iterable[nn.Module]) -> Iterator[None]:
     """Run the model once inside: afterwards layers of the right form compute as ``FusedLayer`` does.
 
-    Their query, key and value projections are then joined, and the single ones gone.
+    What they multiply with the same hidden states is then joined, and the single projections are gone.
     """
     calls: dict[Any, tuple[tuple[Any, ...], Mapping[str, Any]]] = {}
 
@@ -141,6 +139,7 @@ def fusing(layers: Iterable[nn.Module]) -> Iterator[None]:
             layer.forward = fused
             for name in ("q_proj", "k_proj", "v_proj"):
                 delattr(layer.self_attn, name)
+            del layer.mlp.gate_proj, layer.mlp.up_proj
 
 
 def _has_form(layer: Any) -> bool:

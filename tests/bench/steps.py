@@ -25,6 +25,7 @@ import torch
 from actorpp.cli.machine import cpu_name
 from actorpp.stages.checkpoint import resolve
 from actorpp.stages.host import StageHost
+from actorpp.stages.linears import OneDnnLinear
 from actorpp.stages.messages import Segment, Step
 from tests.exactness.chain import Chain
 
@@ -52,6 +53,10 @@ JOBS = [
 
 def plain_linears() -> AbstractContextManager[Any]:
     return patch("actorpp.stages.loader.pack_linears", lambda model: 0)
+
+
+def onednn() -> AbstractContextManager[Any]:
+    return patch("actorpp.stages.linears.packed", OneDnnLinear)
 
 
 def own_layers() -> AbstractContextManager[Any]:
@@ -106,6 +111,7 @@ def main() -> None:
         return
     ways["flash kernel"] = Way(model, options.dtype, none, "flash")
     ways["layers' own code"] = Way(model, options.dtype, own_layers)
+    ways["oneDNN's linear layers"] = Way(model, options.dtype, onednn)
     ways["plain linear layers"] = Way(model, options.dtype, plain_linears)
     ways["SDPA"] = Way(model, options.dtype, none, "sdpa")
     print(f"{cpu_name()}, {options.dtype}, load average {os.getloadavg()[0]:.1f}; CPU ms, median (lowest)")

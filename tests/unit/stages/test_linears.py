@@ -1,4 +1,4 @@
-"""Weights laid out for oneDNN: the same products, and only where nothing else is asked of the layer."""
+"""Weights laid out for a kernel: the same products, and only where nothing else is asked of the layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from actorpp.stages.linears import PackedLinear, pack_linears
+from actorpp.stages import amx
+from actorpp.stages.linears import OneDnnLinear, PackedLinear, TiledLinear, gated, join, pack_linears, packed
 from actorpp.stages.loader import PassThrough
 from tests.exactness.chain import Chain
 from tests.exactness.tiny import save_llama
@@ -34,7 +35,37 @@ def test_packed_layer_computes_the_product(rows: int, bias: bool) -> None:
     hidden = torch.randn(1, rows, 96).bfloat16()
     exact = hidden.double() @ linear.weight.double().T + (linear.bias.double() if bias else 0.0)
     with torch.inference_mode():
-        torch.testing.assert_close(PackedLinear(linear)(hidden).double(), exact, rtol=2**-8, atol=2e-3)
+        torch.testing.assert_close(packed(linear.weight, linear.bias)(hidden).double(), exact, rtol=2**-8, atol=2e-3)
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_the_layout_follows_the_shape_and_the_library(monkeypatch: pytest.MonkeyPatch, library: bool) -> None:
+    monkeypatch.setattr(amx, "library", object if library else lambda: None)
+    layouts = {shape: type(packed(torch.ones(shape).bfloat16(), None)) for shape in [(64, 96), (40, 96), (64, 100)]}
+    tiled = TiledLinear if library else OneDnnLinear
+    assert layouts == {(64, 96): tiled, (40, 96): OneDnnLinear, (64, 100): OneDnnLinear}
+
+
+@pytest.mark.parametrize("layout", [TiledLinear, OneDnnLinear])
+def test_weights_are_read_back_out_of_a_layout(layout: type[PackedLinear]) -> None:
+    weight = torch.arange(128 * 96).view(128, 96).bfloat16()
+    assert torch.equal(layout(weight, None).dense(), weight)
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_joined_layers_compute_what_their_parts_do(monkeypatch: pytest.MonkeyPatch, library: bool) -> None:
+    """Also where only one has a bias."""
+    if not library:
+        monkeypatch.setattr(amx, "library", lambda: None)
+    torch.manual_seed(1)
+    bias = torch.randn(64).bfloat16()
+    parts = [packed(torch.randn(64, 96).bfloat16(), own) for own in (None, bias)]
+    hidden = torch.randn(5, 96).bfloat16()
+    with torch.inference_mode():
+        gate, up = (part(hidden).double() for part in parts)
+        assert torch.equal(join(parts)(hidden).double(), torch.cat((gate, up), dim=-1))
+        exact = torch.nn.functional.silu(gate) * up
+        torch.testing.assert_close(gated(*parts)(hidden).double(), exact, rtol=2**-5, atol=0.05)
 
 
 def test_only_plain_bfloat16_layers_are_replaced() -> None:

@@ -1,0 +1,182 @@
+/* Linear layers in bfloat16 on the tile unit (AMX) of x86 CPUs: products of any number of rows with weights that were
+   laid out as tiles, and what follows a product.
+
+   Weights come in panels of 32 output features: for each 32 input features two tiles of 16 outputs, whose rows hold
+   pairs of inputs. A panel is multiplied with all rows before the next one is, so that each weight is read once from
+   memory; the rows are read from the second cache again for each panel, with loads that do not drive the panel out of
+   the first. Three things go on beside the products: the next panel is fetched, and the sums of the block before are
+   finished, on the vector unit that would else wait.
+
+   Sums are in float32, over the input features in their order, whatever the number of rows: what a row gives does not
+   depend on those beside it, nor on the number of threads. Results are rounded once, to the nearest even.
+
+   This file knows nothing of Python or torch: stages/amx.py calls it, on CPUs for which actorpp_amx_start returned
+   0. */
+
+#include "amx.h"
+
+#ifdef TILES
+
+enum {
+    PANEL = 32,          /* output features of a panel, input features of a tile */
+    BLOCK = 32,          /* rows of a block: two tiles */
+    PAIR = 2 * TILE,     /* numbers of a panel's two tiles */
+    ROW_BYTES = 1 << 20, /* of the rows that are multiplied with a panel: they stay in the second cache */
+    LINE = 32,           /* numbers of a cache line */
+    AHEAD = 8192,        /* numbers between what is multiplied and what is fetched where a panel is used once */
+};
+
+typedef enum { PLAIN, PLUS, GATED } Finish;
+
+/* The part of a layer's outputs that a thread computes. */
+typedef struct {
+    const bf16 *input;  /* (rows, in_features) */
+    const bf16 *weight; /* panels */
+    const bf16 *bias;   /* (out_features), or NULL */
+    const bf16 *other;  /* (rows, out_features), or NULL: added to the product */
+    bf16 *out;          /* (rows, out_features); gated: half as many features */
+    int64_t rows, in_features, out_features, first_panel, end_panel;
+    Finish finish;
+} Part;
+
+/* Sums of up to 32 rows with a panel, and which they are. */
+typedef struct {
+    float sums[BLOCK * PANEL] __attribute__((aligned(64)));
+    int64_t row, panel;
+    int rows;
+} Block;
+
+INLINE __m512 silu(__m512 x) {
+    __m512 grown = exp2_of(_mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f)));
+    return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), grown));
+}
+
+/* Write the results of one row of a block. */
+INLINE void finish_row(const Part *p, Finish finish, const Block *block, int row) {
+    __m512 low = _mm512_load_ps(block->sums + row * PANEL), high = _mm512_load_ps(block->sums + row * PANEL + LANES);
+    int64_t column = block->panel * PANEL, at = (block->row + row) * p->out_features + column;
+    if (p->bias) {
+        low = _mm512_add_ps(low, load(p->bias + column));
+        high = _mm512_add_ps(high, load(p->bias + column + LANES));
+    }
+    if (finish == GATED) {
+        __m256bh gated = _mm512_cvtneps_pbh(_mm512_mul_ps(silu(low), high));
+        memcpy(p->out + at / 2, &gated, sizeof gated);
+        return;
+    }
+    if (finish == PLUS) {
+        low = _mm512_add_ps(low, load(p->other + at));
+        high = _mm512_add_ps(high, load(p->other + at + LANES));
+    }
+    __m512bh both = _mm512_cvtne2ps_pbh(high, low);
+    memcpy(p->out + at, &both, sizeof both);
+}
+
+/* Sum up a block of more than 16 rows (tall) or up to so many. Meanwhile finish the one before, and fetch so many lines
+   in each step from ahead on. */
+INLINE void sum_up(const Part *p, Finish finish, Block *block, int tall, const Block *before, const bf16 *ahead,
+                   int lines) {
+    int64_t n = p->in_features, steps = n / PANEL;
+    const bf16 *weight = p->weight + block->panel * PANEL * n;
+    const bf16 *upper = p->input + block->row * n, *lower = upper + LANES * n;
+    int finished = 0, in_step = (int)((BLOCK + steps - 1) / steps);
+    _tile_zero(0);
+    _tile_zero(1);
+    if (tall) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int64_t i = 0; i < steps; i++, weight += PAIR, upper += PANEL, lower += PANEL) {
+        for (int line = 0; line < lines; line++, ahead += LINE) _mm_prefetch(ahead, _MM_HINT_T1);
+        _tile_stream_loadd(4, upper, n * 2);
+        _tile_loadd(6, weight, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, weight + TILE, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        if (tall) {
+            _tile_stream_loadd(5, lower, n * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        for (int j = 0; j < in_step && finished < before->rows; j++) finish_row(p, finish, before, finished++);
+    }
+    _tile_stored(0, block->sums, 2 * 64);
+    _tile_stored(1, block->sums + LANES, 2 * 64);
+    if (tall) {
+        _tile_stored(2, block->sums + LANES * PANEL, 2 * 64);
+        _tile_stored(3, block->sums + LANES * PANEL + LANES, 2 * 64);
+    }
+}
+
+/* Compute the rows from first to end, few enough for the second cache. */
+INLINE void compute_rows(const Part *p, Finish finish, int64_t first, int64_t end) {
+    Block memory[2], *block = &memory[0], *before = &memory[1];
+    int64_t blocks = (end - first + BLOCK - 1) / BLOCK, ahead = blocks == 1 ? AHEAD : PANEL * p->in_features;
+    int lines = (int)((PAIR / LINE + blocks - 1) / blocks), configured = 0;
+    before->rows = 0;
+    for (int64_t panel = p->first_panel; panel < p->end_panel; panel++) {
+        const bf16 *next = p->weight + panel * PANEL * p->in_features + ahead;
+        for (int64_t row = first; row < end; row += BLOCK, next += lines * LINE * p->in_features / PANEL) {
+            block->row = row;
+            block->panel = panel;
+            block->rows = (int)(end - row < BLOCK ? end - row : BLOCK);
+            if (block->rows != configured) {
+                uint8_t upper = (uint8_t)(block->rows < LANES ? block->rows : LANES);
+                uint8_t lower = (uint8_t)(block->rows - upper);
+                const uint8_t row_counts[8] = {upper, upper, lower, lower, upper, lower, LANES, LANES};
+                configure(row_counts);
+                configured = block->rows;
+            }
+            if (block->rows > LANES)
+                sum_up(p, finish, block, 1, before, next, lines);
+            else
+                sum_up(p, finish, block, 0, before, next, lines);
+            Block *other = before;
+            before = block;
+            block = other;
+            if (blocks > 1) continue;
+            for (int i = 0; i < before->rows; i++) finish_row(p, finish, before, i);
+            before->rows = 0;
+        }
+    }
+    for (int i = 0; i < before->rows; i++) finish_row(p, finish, before, i);
+}
+
+INLINE void compute(const Part *p, Finish finish) {
+    int64_t at_once = ROW_BYTES / 2 / p->in_features / BLOCK * BLOCK;
+    if (at_once < BLOCK) at_once = BLOCK;
+    for (int64_t first = 0; first < p->rows; first += at_once)
+        compute_rows(p, finish, first, first + at_once < p->rows ? first + at_once : p->rows);
+}
+
+static void *work(void *part) {
+    const Part *p = part;
+    if (p->finish == PLAIN) compute(p, PLAIN);
+    if (p->finish == PLUS) compute(p, PLUS);
+    if (p->finish == GATED) compute(p, GATED);
+    _tile_release();
+    return NULL;
+}
+
+/* out = input * weight + bias, plus other where there is one. Gated: each panel's first 16 outputs g gate its last 16,
+   u: SiLU(g) * u. Features are multiples of 32; other and out may be the same. */
+void actorpp_amx_linear(const bf16 *input, const bf16 *weight, const bf16 *bias, const bf16 *other, bf16 *out,
+                        int64_t rows, int64_t in_features, int64_t out_features, int32_t gated, int32_t threads) {
+    Part parts[MAX_THREADS];
+    int64_t panels = out_features / PANEL, count = threads < MAX_THREADS ? threads : MAX_THREADS;
+    if (count > panels) count = panels;
+    Finish finish = gated ? GATED : other ? PLUS : PLAIN;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t first = panels * i / count, end = panels * (i + 1) / count;
+        parts[i] = (Part){input, weight, bias, other, out, rows, in_features, out_features, first, end, finish};
+    }
+    in_threads(work, parts, sizeof *parts, (int)count);
+}
+
+END_OF_TILES
+
+#else
+
+void actorpp_amx_linear(void) {}
+
+#endif
