@@ -36,6 +36,17 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(
 # reads a quarter more a second from them. For glibc from 2.35 on; an older one passes over what it does not know.
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
+
+def compute_environment(threads: int) -> dict[str, str]:
+    """How a process that computes with so many threads treats its memory; what the user has tuned holds, too."""
+    tunables = ":".join(filter(None, (HUGE_PAGES, os.environ.get("GLIBC_TUNABLES"))))  # the user's own come last
+    return MALLOC | {
+        "GLIBC_TUNABLES": tunables,
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+    }
+
+
 STAGE_COMMAND = (sys.executable, "-m", "actorpp.cli", "stage")
 
 OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -172,10 +183,7 @@ class ProcessPorts:
             await self._router.close()
 
     def _start(self, env: Mapping[str, str]) -> ChildProcess:
-        threads = str(self._threads)
-        tunables = ":".join(filter(None, (HUGE_PAGES, os.environ.get("GLIBC_TUNABLES"))))  # the user's own come last
-        compute = {**MALLOC, "GLIBC_TUNABLES": tunables, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        return ChildProcess(STAGE_COMMAND, env={**env, **compute})
+        return ChildProcess(STAGE_COMMAND, env={**env, **compute_environment(self._threads)})
 
     def _start_spare(self, number: int, ready: Callable[[], None]) -> ProcessPort:
         wiring = msgspec.structs.replace(self._wiring, incarnation=number, spare=True)
