@@ -24,6 +24,10 @@ PANEL = 32
 """Output features of a panel of tiles, and input features of a tile; two tiles of half as many outputs are a panel."""
 
 
+DEEPEST = 2048
+"""Input features up to which our kernel is the faster one also for hundreds of rows; from 4096 on it is slower."""
+
+
 class PackedLinear(nn.Module, ABC):
     """Computes what an ``nn.Linear`` does, with its weight in a kernel's layout alone."""
 
@@ -144,8 +148,8 @@ def _rows(values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
     """The layer (out_features, in_features) in the layout of the fastest kernel that can compute it."""
-    tiles = amx.library() is not None and not any(features % PANEL for features in weight.shape)
-    return TiledLinear(weight, bias) if tiles else OneDnnLinear(weight, bias)
+    fits = weight.shape[1] <= DEEPEST and not any(features % PANEL for features in weight.shape)
+    return TiledLinear(weight, bias) if fits and amx.library() is not None else OneDnnLinear(weight, bias)
 
 
 def join(parts: Sequence[PackedLinear]) -> PackedLinear:

@@ -41,9 +41,9 @@ def test_packed_layer_computes_the_product(rows: int, bias: bool) -> None:
 @pytest.mark.parametrize("library", [True, False])
 def test_the_layout_follows_the_shape_and_the_library(monkeypatch: pytest.MonkeyPatch, library: bool) -> None:
     monkeypatch.setattr(amx, "library", object if library else lambda: None)
-    layouts = {shape: type(packed(torch.ones(shape).bfloat16(), None)) for shape in [(64, 96), (40, 96), (64, 100)]}
-    tiled = TiledLinear if library else OneDnnLinear
-    assert layouts == {(64, 96): tiled, (40, 96): OneDnnLinear, (64, 100): OneDnnLinear}
+    shapes = [(64, 96), (40, 96), (64, 100), (32, 4096)]
+    layouts = [type(packed(torch.ones(shape).bfloat16(), None)) for shape in shapes]
+    assert layouts == [TiledLinear if library else OneDnnLinear, *[OneDnnLinear] * 3]
 
 
 @pytest.mark.parametrize("layout", [TiledLinear, OneDnnLinear])
