@@ -103,12 +103,19 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[torch.Tenso
         (R,) int64 ids, and (R,) bool that says which rows had NaN or only infinite logits; their ids mean nothing.
     """
     scores = logits.float()
-    best = scores.max(dim=-1)
-    ids, broken = best.indices, ~torch.isfinite(best.values)
+    ids = _likeliest(scores)
+    broken = ~torch.isfinite(scores.gather(1, ids[:, None])[:, 0])
     for index, row in enumerate(rows):
         if row.params.temperature > 0 or row.processors:
             ids[index] = _sample_one(scores[index : index + 1], row)
     return ids, broken
+
+
+def _likeliest(scores: torch.Tensor) -> torch.Tensor:
+    """(R,) int64: where the largest of each row is, the first of several; NaN counts as larger than all else."""
+    if scores.device.type == "cpu":  # torch's takes four times as long
+        return torch.from_numpy(scores.numpy().argmax(axis=-1))
+    return scores.argmax(dim=-1)
 
 
 def _sample_one(scores: torch.Tensor, row: SampleRow) -> torch.Tensor:

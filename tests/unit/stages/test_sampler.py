@@ -36,6 +36,13 @@ def test_greedy_takes_the_largest() -> None:
     assert not broken.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_greedy_takes_the_first_of_equals_as_transformers_does(dtype: torch.dtype) -> None:
+    logits = _logits(2).to(dtype).round()  # many are equal
+    ids, _ = sample(logits, [_row(SamplingParams(), n) for n in range(2)])
+    assert ids.tolist() == [row.index(max(row)) for row in logits.tolist()]
+
+
 def test_processors_come_in_transformers_order() -> None:
     params = SamplingParams(
         temperature=0.7,
