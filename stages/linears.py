@@ -23,7 +23,6 @@ ROWS = 512
 PANEL = 32
 """Output features of a panel of tiles, and input features of a tile; two tiles of half as many outputs are a panel."""
 
-
 DEEPEST = 2048
 """Input features up to which our kernel is the faster one also for hundreds of rows; from 4096 on it is slower."""
 
