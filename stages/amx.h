@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 /* As in stages/amx.py; to be raised there and here with every change of a function. */
-enum { INTERFACE = 2 };
+enum { INTERFACE = 3 };
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 11)
 #define TILES
@@ -70,6 +70,31 @@ INLINE void configure(const uint8_t row_counts[8]) {
     _tile_loadconfig(&config);
 }
 
+/* A linear layer. */
+typedef struct {
+    const bf16 *weight; /* panels */
+    const bf16 *bias;   /* (out_features,), or NULL */
+    int64_t in_features, out_features;
+} Linear;
+
+/* One side of the attention: number (head, token, i) lies at data[head * head_stride + token * token_stride + i]. */
+typedef struct {
+    bf16 *data;
+    int64_t head_stride, token_stride;
+} Side;
+
+/* What the caller describes. Of a segment: offset of its first token in the packed row, its tokens, its first run and
+   how many runs. Of a run: its first slot and its length. */
+typedef struct {
+    Side query, key, value, out;
+    float *lse; /* (tokens, heads), or NULL */
+    const int64_t *segments, *runs;
+    int64_t num_segments, heads, kv_heads, key_width, value_width;
+    int64_t window; /* 0: none */
+    float scaling;
+    int32_t threads; /* at most */
+} Step;
+
 /* Call work with each of count parts (at most MAX_THREADS, of so many bytes), each in a thread of its own where there
    are threads to be had. */
 static inline void in_threads(void *(*work)(void *), void *parts, size_t bytes, int count) {
@@ -82,5 +107,28 @@ static inline void in_threads(void *(*work)(void *), void *parts, size_t bytes, 
     for (int i = 1; i < count; i++)
         if (own[i]) pthread_join(threads[i], NULL);
 }
+
+/* Compute a step. Widths are multiples of 32, kv_heads divides heads, scaling is positive, and a token's elements lie
+   side by side: the caller has checked that. Returns 0, or 1 when there is no memory. */
+int actorpp_amx_attend(const Step *step);
+
+/* out = input * weight + bias, plus other where there is one. Gated: each panel's first 16 outputs g gate its last 16,
+   u: SiLU(g) * u. Features are multiples of 32; other and out may be the same. At most so many threads compute. */
+void actorpp_amx_linear(const Linear *linear, const bf16 *input, const bf16 *other, bf16 *out, int64_t rows,
+                        int32_t gated, int32_t threads);
+
+/* out = weight * bf16(x / sqrt(mean(x * x) + epsilon)) for each row of n numbers, a multiple of 16. */
+void actorpp_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, int64_t n, float epsilon);
+
+/* Rotates the first num_heads heads of each row in place by the angles of its position.
+
+   heads: (rows, row_stride), of which the heads are the first num_heads * width; width is a multiple of 32.
+   cos, sin: (rows, width); a sine has the sign of what it is multiplied with: number i +- width / 2 for number i. */
+void actorpp_rotate(bf16 *heads, const bf16 *cos, const bf16 *sin, int64_t rows, int64_t row_stride, int64_t num_heads,
+                    int64_t width);
+
+/* Copies row after row of each head to its slot. Strides and width are in bytes. */
+void actorpp_file(char *to, const char *from, const int64_t *slots, int64_t rows, int64_t heads, int64_t width,
+                  int64_t to_head, int64_t from_head, int64_t from_row);
 
 #endif

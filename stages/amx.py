@@ -1,8 +1,8 @@
 """The library for x86 CPUs with a tile unit (AMX): where it is, and what it is given.
 
-It computes attention (``amx_attention.c``), linear layers (``amx_linear.c``) and what stands between a layer's matrix
-products (``amx_rows.c``), and is compiled when the package is installed, if there is a C compiler. No torch here, so
-that the driver can ask whether stages will have it.
+It computes attention (``amx_attention.c``), linear layers (``amx_linear.c``), what stands between a layer's matrix
+products (``amx_rows.c``) and whole layers (``amx_layer.c``), and is compiled when the package is installed, if there is
+a C compiler. No torch here, so that the driver can ask whether stages will have it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from actorpp.errors import ConfigError
 
 LIBRARY = "actorpp.stages._amx"
 
-INTERFACE = 2
+INTERFACE = 3
 """What this module takes the library's functions to be; the same number stands in ``amx.h``, and both are raised with
 every change of a function."""
 
@@ -35,6 +35,7 @@ class AttentionStep(ctypes.Structure):
         segments: (num_segments, 4) int64: first token in the packed row, tokens, first run, number of runs.
         runs: (n, 2) int64: first slot, length.
         window: As ``Scoring.window``; 0: none.
+        threads: At most.
     """
 
     _fields_ = (
@@ -52,6 +53,73 @@ class AttentionStep(ctypes.Structure):
         ("value_width", ctypes.c_int64),
         ("window", ctypes.c_int64),
         ("scaling", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+    )
+
+
+class Linear(ctypes.Structure):
+    """A linear layer as ``actorpp_amx_linear`` takes it; ``bias`` may be None."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+    )
+
+
+class Norm(ctypes.Structure):
+    """A norm's weight (hidden_size,) and what is added to the mean of the squares."""
+
+    _fields_ = (("weight", ctypes.c_void_p), ("epsilon", ctypes.c_float))
+
+
+class Layer(ctypes.Structure):
+    """A decoder layer of Llama's form: what is the same in all steps.
+
+    Attributes:
+        project: To the queries of all heads, then the keys, then the values.
+        gated: Gate and up.
+        key, value: Everything that is stored of the layer.
+        width: Of a head.
+        window: As ``Scoring.window``; 0: none.
+    """
+
+    _fields_ = (
+        ("before_attention", Norm),
+        ("before_mlp", Norm),
+        ("project", Linear),
+        ("output", Linear),
+        ("gated", Linear),
+        ("down", Linear),
+        ("key", Side),
+        ("value", Side),
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("scaling", ctypes.c_float),
+    )
+
+
+class Batch(ctypes.Structure):
+    """A packed step: what is the same in all layers.
+
+    Attributes:
+        cos, sin: (rows, width), as ``actorpp_rotate`` takes them.
+        slots: (rows,) int64, of the new keys and values.
+        segments, runs: As in ``AttentionStep``.
+        threads: At most.
+    """
+
+    _fields_ = (
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("segments", ctypes.c_void_p),
+        ("runs", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("num_segments", ctypes.c_int64),
         ("threads", ctypes.c_int32),
     )
 
@@ -74,11 +142,18 @@ def library() -> Any:
     loaded.actorpp_rms_norm.argtypes = (*[pointer] * 3, *[number] * 2, ctypes.c_float)
     loaded.actorpp_rotate.argtypes = (*[pointer] * 3, *[number] * 4)
     loaded.actorpp_file.argtypes = (*[pointer] * 3, *[number] * 6)
-    loaded.actorpp_amx_linear.argtypes = (*[pointer] * 5, *[number] * 3, *[ctypes.c_int32] * 2)
+    loaded.actorpp_amx_layer.argtypes = [pointer] * 5
+    loaded.actorpp_amx_linear.argtypes = (*[pointer] * 4, number, *[ctypes.c_int32] * 2)
     return loaded if loaded.actorpp_amx_start() == 0 else None
 
 
 def attend(step: AttentionStep) -> None:
     """Compute ``step``, without Python's lock. Raises MemoryError."""
     if library().actorpp_amx_attend(ctypes.byref(step)):
+        raise MemoryError("no memory for the attention of a step")
+
+
+def compute_layer(layer: Layer, batch: Batch, hidden: int, scratch: int, out: int) -> None:
+    """Compute a layer, without Python's lock, from and to the memory at these addresses. Raises MemoryError."""
+    if library().actorpp_amx_layer(ctypes.addressof(layer), ctypes.addressof(batch), hidden, scratch, out):
         raise MemoryError("no memory for the attention of a step")

@@ -30,6 +30,7 @@ enum {
     RANGE = 2048,   /* keys that are laid out at a time: they and their values stay in the second cache */
     AT_ONCE = 2,    /* groups that share a key tile */
     TURN = 256,     /* groups that share a range of keys, a multiple of AT_ONCE */
+    ALONE = 1 << 21 /* scores of a step up to which one thread computes them: starting others costs more */
 };
 
 /* Stands for minus infinity: differences of it are numbers. */
@@ -38,24 +39,6 @@ enum {
 /* A new largest score is taken up when it would make weights over 2 ** SLACK: below that a smaller one serves as well,
    and what was summed up so far can stay. */
 #define SLACK 8.0f
-
-/* One side of the attention: number (head, token, i) lies at data[head * head_stride + token * token_stride + i]. */
-typedef struct {
-    bf16 *data;
-    int64_t head_stride, token_stride;
-} Side;
-
-/* What the caller describes. Of a segment: offset of its first token in the packed row, its tokens, its first run and
-   how many runs. Of a run: its first slot and its length. */
-typedef struct {
-    Side query, key, value, out;
-    float *lse; /* (tokens, heads), or NULL */
-    const int64_t *segments, *runs;
-    int64_t num_segments, heads, kv_heads, key_width, value_width;
-    int64_t window; /* 0: none */
-    float scaling;
-    int32_t threads;
-} Step;
 
 typedef struct {
     bf16 *query;    /* key_width / 32 tiles: rows are pairs of elements, columns are queries */
@@ -432,11 +415,18 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* Compute a step. Widths are multiples of 32, kv_heads divides heads, scaling is positive, and a token's elements lie
-   side by side: the caller has checked that. Returns 0, or 1 when there is no memory. */
+/* How many scores there are at most. */
+static int64_t count_scores(const Step *step) {
+    int64_t count = 0;
+    for (const int64_t *segment = step->segments; segment < step->segments + 4 * step->num_segments; segment += 4)
+        for (int64_t i = 0; i < segment[3]; i++) count += segment[1] * step->runs[2 * (segment[2] + i) + 1];
+    return count * step->heads;
+}
+
 int actorpp_amx_attend(const Step *step) {
     Worker workers[MAX_THREADS];
     int parts = step->threads < MAX_THREADS ? step->threads : MAX_THREADS, failed = 0;
+    if (count_scores(step) <= ALONE) parts = 1;
     for (int i = 0; i < parts; i++) workers[i] = (Worker){.step = step, .part = i, .parts = parts};
     in_threads(work, workers, sizeof *workers, parts);
     for (int i = 0; i < parts; i++) failed |= workers[i].failed;

@@ -8,9 +8,6 @@ from actorpp.stages import amx
 from actorpp.stages.backends import FlashBackend, Scoring
 from actorpp.stages.history import LayerKV
 
-ALONE = 1 << 21
-"""Scores of a step up to which one thread computes them: starting others costs more."""
-
 
 class AmxBackend(FlashBackend):
     """Chunks of a prompt take about 0.45 of the flash kernel's time [``python -m tests.bench.steps``].
@@ -30,12 +27,12 @@ class AmxBackend(FlashBackend):
         heads, tokens, _ = query.shape
         out = torch.empty(tokens, heads, widths[1], dtype=query.dtype)
         lse = torch.empty(tokens, heads) if with_lse else None
-        segments, runs, most = kv.layout.tables
+        segments, runs = kv.layout.tables
         step = amx.AttentionStep(
-            query=_side(query),
-            key=_side(kv.keys),
-            value=_side(kv.values),
-            out=_side(out.transpose(0, 1)),
+            query=side(query),
+            key=side(kv.keys),
+            value=side(kv.values),
+            out=side(out.transpose(0, 1)),
             lse=None if lse is None else lse.data_ptr(),
             segments=segments.data_ptr(),
             runs=runs.data_ptr(),
@@ -46,13 +43,13 @@ class AmxBackend(FlashBackend):
             value_width=widths[1],
             window=scoring.window or 0,
             scaling=scoring.scaling,
-            threads=torch.get_num_threads() if most * heads > ALONE else 1,
+            threads=torch.get_num_threads(),
         )
         amx.attend(step)
         return out, lse
 
 
-def _side(tensor: torch.Tensor) -> amx.Side:
+def side(tensor: torch.Tensor) -> amx.Side:
     """A (heads, tokens, width) tensor, whose elements of a token lie side by side as all of a step do."""
     head, token, _ = tensor.stride()
     return amx.Side(tensor.data_ptr(), head, token)

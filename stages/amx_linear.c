@@ -24,6 +24,8 @@ enum {
     ROW_BYTES = 1 << 20, /* of the rows that are multiplied with a panel: they stay in the second cache */
     LINE = 32,           /* numbers of a cache line */
     AHEAD = 8192,        /* numbers between what is multiplied and what is fetched where a panel is used once */
+    ALONE = 1 << 26,     /* multiplications up to which one thread computes them: starting others costs more */
+    LEAST_ROWS = 64,     /* what few rows count as there: they wait for their weights */
 };
 
 typedef enum { PLAIN, PLUS, GATED } Finish;
@@ -158,17 +160,18 @@ static void *work(void *part) {
     return NULL;
 }
 
-/* out = input * weight + bias, plus other where there is one. Gated: each panel's first 16 outputs g gate its last 16,
-   u: SiLU(g) * u. Features are multiples of 32; other and out may be the same. */
-void actorpp_amx_linear(const bf16 *input, const bf16 *weight, const bf16 *bias, const bf16 *other, bf16 *out,
-                        int64_t rows, int64_t in_features, int64_t out_features, int32_t gated, int32_t threads) {
+void actorpp_amx_linear(const Linear *linear, const bf16 *input, const bf16 *other, bf16 *out, int64_t rows,
+                        int32_t gated, int32_t threads) {
     Part parts[MAX_THREADS];
-    int64_t panels = out_features / PANEL, count = threads < MAX_THREADS ? threads : MAX_THREADS;
+    int64_t n = linear->in_features, panels = linear->out_features / PANEL;
+    int64_t count = threads < MAX_THREADS ? threads : MAX_THREADS;
     if (count > panels) count = panels;
+    if ((rows > LEAST_ROWS ? rows : LEAST_ROWS) * n * linear->out_features <= ALONE) count = 1;
     Finish finish = gated ? GATED : other ? PLUS : PLAIN;
     for (int64_t i = 0; i < count; i++) {
         int64_t first = panels * i / count, end = panels * (i + 1) / count;
-        parts[i] = (Part){input, weight, bias, other, out, rows, in_features, out_features, first, end, finish};
+        parts[i] = (Part){input, linear->weight, linear->bias, other, out, rows, n, linear->out_features,
+                          first, end, finish};
     }
     in_threads(work, parts, sizeof *parts, (int)count);
 }

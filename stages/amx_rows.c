@@ -23,7 +23,6 @@ INLINE __m512i rounded(__m512 x) {
 
 INLINE void store(bf16 *to, __m512 x) { _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(rounded(x))); }
 
-/* out = weight * bf16(x / sqrt(mean(x * x) + epsilon)) for each row of n numbers, a multiple of 16. */
 void actorpp_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, int64_t n, float epsilon) {
     for (int64_t row = 0; row < rows; row++, x += n, out += n) {
         __m512 sum = _mm512_setzero_ps();
@@ -39,10 +38,6 @@ void actorpp_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows
     }
 }
 
-/* Rotates the first num_heads heads of each row in place by the angles of its position.
-
-   heads: (rows, row_stride), of which the heads are the first num_heads * width; width is a multiple of 32.
-   cos, sin: (rows, width); a sine has the sign of what it is multiplied with: number i +- width / 2 for number i. */
 void actorpp_rotate(bf16 *heads, const bf16 *cos, const bf16 *sin, int64_t rows, int64_t row_stride, int64_t num_heads,
                     int64_t width) {
     int64_t half = width / 2;
@@ -57,7 +52,6 @@ void actorpp_rotate(bf16 *heads, const bf16 *cos, const bf16 *sin, int64_t rows,
     }
 }
 
-/* Copies row after row of each head to its slot. Strides and width are in bytes. */
 void actorpp_file(char *to, const char *from, const int64_t *slots, int64_t rows, int64_t heads, int64_t width,
                   int64_t to_head, int64_t from_head, int64_t from_row) {
     for (int64_t head = 0; head < heads; head++, to += to_head, from += from_head)

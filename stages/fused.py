@@ -18,9 +18,11 @@ import torch
 from torch import nn
 
 from actorpp.stages import amx
+from actorpp.stages.amx_backend import AmxBackend
+from actorpp.stages.amx_layer import AmxLayer, Batches, Rotary
 from actorpp.stages.backends import AttentionBackend, Scoring
 from actorpp.stages.history import LayerKV
-from actorpp.stages.linears import PackedLinear, gated, join
+from actorpp.stages.linears import PackedLinear, TiledLinear, gate_with, join
 from actorpp.stages.packed import PackedCache
 
 _FORM = {
@@ -30,8 +32,6 @@ _FORM = {
 }
 """Names of a layer's modules, and of those within them."""
 
-Rotary = tuple[torch.Tensor, torch.Tensor]
-
 
 class FusedLayer:
     """Computes what the layer's own ``forward`` does.
@@ -39,19 +39,20 @@ class FusedLayer:
     Args:
         layer: One that ``_has_form``.
         scoring: What its attention asks for.
-        angles: Shared by all layers of a model.
+        shared: By all layers of a model.
     """
 
-    def __init__(self, layer: Any, scoring: Scoring, angles: Angles) -> None:
+    def __init__(self, layer: Any, scoring: Scoring, shared: Shared) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self._index, self._width = attention.layer_idx, attention.head_dim
         self._project = join([attention.q_proj, attention.k_proj, attention.v_proj])
         self._queries = attention.q_proj.out_features // self._width
         self._keys = attention.k_proj.out_features // self._width
         self._output = attention.o_proj
-        self._gated, self._down = gated(mlp.gate_proj, mlp.up_proj), mlp.down_proj
+        self._gate, self._down = gate_with(mlp.gate_proj, mlp.up_proj), mlp.down_proj
         self._norms = [(norm.weight, norm.variance_epsilon) for norm in _norms(layer)]
-        self._scoring, self._angles = scoring, angles
+        self._scoring, self._shared = scoring, shared
+        self._whole = self._in_one_call()
 
     def __call__(
         self,
@@ -63,16 +64,30 @@ class FusedLayer:
         **kwargs: Any,
     ) -> torch.Tensor:
         """(1, T, hidden_size) to the same. What else a model hands to its layers says nothing to a packed batch."""
+        kv, angles = packed.layer(self._index, None), self._shared.angles.of(position_embeddings)
+        if self._whole is not None and type(backend) is AmxBackend:
+            return self._whole(hidden_states, kv, self._shared.batches.of(packed, angles))
         first, second = self._norms
         rows = hidden_states.shape[1]
         heads = self._project(rms_norm(hidden_states, *first)).view(rows, -1, self._width)
-        rotate(heads, self._queries + self._keys, *self._angles.of(position_embeddings))
+        rotate(heads, self._queries + self._keys, *angles)
         query, key, value = heads.transpose(0, 1).split_with_sizes((self._queries, self._keys, self._keys))
         packed.update(key[None], value[None], self._index)
-        out, _ = backend.attend_step(query, packed.layer(self._index, None), self._scoring)
+        out, _ = backend.attend_step(query, kv, self._scoring)
         hidden_states = self._output.plus(out.reshape(1, rows, -1), hidden_states)
-        added: torch.Tensor = self._down.plus(self._gated(rms_norm(hidden_states, *second)), hidden_states)
+        added: torch.Tensor = self._down.plus(self._gate.gated(rms_norm(hidden_states, *second)), hidden_states)
         return added
+
+    def _in_one_call(self) -> AmxLayer | None:
+        """The same in one call of the library; None if it does not compute all of it."""
+        linears = [
+            linear
+            for linear in (self._project, self._output, self._gate, self._down)
+            if isinstance(linear, TiledLinear)
+        ]
+        if len(linears) < 4 or self._width % 32 or self._scoring.softcap is not None or self._scoring.scaling <= 0:
+            return None
+        return AmxLayer(self._norms, linears, (self._queries, self._keys), self._width, self._scoring)
 
 
 class Angles:
@@ -90,6 +105,13 @@ class Angles:
             self._given = given
             self._laid_out = cos.contiguous(), torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)
         return self._laid_out
+
+
+class Shared:
+    """What all layers of a model have in common while a step runs."""
+
+    def __init__(self) -> None:
+        self.angles, self.batches = Angles(), Batches()
 
 
 def rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -133,9 +155,9 @@ def fusing(layers: Iterable[nn.Module]) -> Iterator[None]:
     yield
     for hook in hooks:
         hook.remove()
-    angles = Angles()
+    shared = Shared()
     for layer, (args, kwargs) in calls.items():
-        if (fused := _checked(layer, args, kwargs, angles)) is not None:
+        if (fused := _checked(layer, args, kwargs, shared)) is not None:
             layer.forward = fused
             for name in ("q_proj", "k_proj", "v_proj"):
                 delattr(layer.self_attn, name)
@@ -178,7 +200,7 @@ class _Listening:
         return self._backend.attend_step(query, kv, scoring, with_lse=with_lse)
 
 
-def _checked(layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], angles: Angles) -> FusedLayer | None:
+def _checked(layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], shared: Shared) -> FusedLayer | None:
     """The layer fused; None unless it gives what the layer's own code does for hidden states of the same shape."""
     hidden, *others = args
     random = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0)).to(hidden.dtype)
@@ -186,7 +208,7 @@ def _checked(layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], angle
     expected = layer.forward(random, *others, **{**kwargs, "backend": own})
     if len(own.scorings) != 1 or not isinstance(expected, torch.Tensor):
         return None
-    fused = FusedLayer(layer, own.scorings[0], angles)
+    fused = FusedLayer(layer, own.scorings[0], shared)
     try:
         found = fused(random, *others, **{**kwargs, "backend": ours})
     except (RuntimeError, TypeError):  # rotary embeddings of another form

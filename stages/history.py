@@ -148,19 +148,18 @@ class StepLayout:
         return ShortDecodes(short, self.device) if len(short) > 1 else None
 
     @cached_property
-    def tables(self) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The same in numbers.
 
         Returns:
-            (n, 4) int64: each segment's offset, length, first run and number of runs; (m, 2) int64: each run's slot and
-            length; and how many pairs of a token and a key there are at most.
+            (n, 4) int64: each segment's offset, length, first run and number of runs; and (m, 2) int64: each run's slot
+            and length.
         """
-        segments, runs, most = [], list[tuple[int, int]](), 0
+        segments, runs = [], list[tuple[int, int]]()
         for segment in self.segments:
             segments.append((segment.offset, segment.length, len(runs), len(segment.runs)))
             runs += [(run.slot, run.length) for run in segment.runs]
-            most += segment.length * segment.keys
-        return torch.tensor(segments), torch.tensor(runs), most
+        return torch.tensor(segments), torch.tensor(runs)
 
     @cached_property
     def others(self) -> list[PackedSegment]:

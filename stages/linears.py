@@ -8,9 +8,10 @@ transformers.
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -91,15 +92,21 @@ class TiledLinear(PackedLinear):
     """Our kernel on the tile unit (``amx_linear.c``), for features in multiples of 32.
 
     What it gives for a row depends neither on how many others there are nor on the number of threads.
-    """
 
-    ALONE = 1 << 26
-    """Multiplications up to which one thread computes them, a row of weights counting as 64: starting others costs."""
+    Attributes:
+        described: What the library takes it by.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
         tiles = weight.detach().view(-1, 2, PANEL // 2, self.in_features // PANEL, PANEL // 2, 2)
         self._tiles = tiles.permute(0, 3, 1, 4, 2, 5).contiguous()
+        self.described = amx.Linear(
+            weight=self._tiles.data_ptr(),
+            bias=None if self.bias is None else self.bias.data_ptr(),
+            in_features=self.in_features,
+            out_features=self.out_features,
+        )
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """See ``PackedLinear``."""
@@ -120,25 +127,21 @@ class TiledLinear(PackedLinear):
     def _product(self, hidden_states: torch.Tensor, summand: torch.Tensor | None, *, gated: bool) -> torch.Tensor:
         features = self.out_features // 2 if gated else self.out_features
         out = torch.empty(*hidden_states.shape[:-1], features, dtype=torch.bfloat16)
-        rows = _rows(hidden_states, (*out.shape[:-1], self.in_features))
-        added = None if summand is None else _rows(summand, out.shape)
-        num_rows = rows.numel() // self.in_features
+        rows = as_rows(hidden_states, (*out.shape[:-1], self.in_features))
+        added = None if summand is None else as_rows(summand, out.shape)
         amx.library().actorpp_amx_linear(
+            ctypes.addressof(self.described),
             rows.data_ptr(),
-            self._tiles.data_ptr(),
-            None if self.bias is None else self.bias.data_ptr(),
             None if added is None else added.data_ptr(),
             out.data_ptr(),
-            num_rows,
-            self.in_features,
-            self.out_features,
+            rows.numel() // self.in_features,
             gated,
-            torch.get_num_threads() if max(num_rows, 64) * self._tiles.numel() > self.ALONE else 1,
+            torch.get_num_threads(),
         )
         return out
 
 
-def _rows(values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def as_rows(values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """``values`` as the kernel reads them, if they are what it takes for granted."""
     if values.shape != torch.Size(shape) or values.dtype != torch.bfloat16:
         raise ValueError(f"{values.dtype} of shape {tuple(values.shape)} instead of bfloat16 of {tuple(shape)}")
@@ -157,12 +160,23 @@ def join(parts: Sequence[PackedLinear]) -> PackedLinear:
     return packed(weight, torch.cat(bias) if bias else None)
 
 
-def gated(gate: PackedLinear, up: PackedLinear) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Computes SiLU of what ``gate`` gives times what ``up`` gives, in one product if it can; both stay as they are."""
+class OneDnnGate(NamedTuple):
+    """Gate and up in a product each."""
+
+    gate: OneDnnLinear
+    up: OneDnnLinear
+
+    def gated(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """SiLU of what ``gate`` gives, times what ``up`` gives."""
+        return self.up.times(hidden_states, self.gate.silu(hidden_states))
+
+
+def gate_with(gate: PackedLinear, up: PackedLinear) -> TiledLinear | OneDnnGate:
+    """What gives SiLU of ``gate``'s product times ``up``'s, in one product if it can; both stay as they are."""
     if isinstance(gate, OneDnnLinear) and isinstance(up, OneDnnLinear):
-        return lambda hidden_states: up.times(hidden_states, gate.silu(hidden_states))
+        return OneDnnGate(gate, up)
     weight, bias = _in_turn([gate.dense(), up.dense()]), _biases([gate, up])
-    return TiledLinear(weight, _in_turn(bias) if bias else None).gated
+    return TiledLinear(weight, _in_turn(bias) if bias else None)
 
 
 def _in_turn(parts: Sequence[torch.Tensor]) -> torch.Tensor:

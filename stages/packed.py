@@ -20,19 +20,22 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     """What a model takes for its KV cache during one step: ``update`` files new keys and values in the arena.
 
     It returns the new ones alone; the attention function reads everything from ``layer``.
+
+    Args:
+        slots: (T,) int64, where in the arena the step's tokens go.
     """
 
     def __init__(self, layout: StepLayout, arena: KVArena, slots: torch.Tensor) -> None:
         super().__init__(layers=[])
         self.layout = layout
         self._arena = arena
-        self._slots = slots
+        self.slots = slots
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> KeyValue:
         """Store (1, heads, T, width) keys and values of layer ``layer_idx`` and return them as they came."""
-        self._arena.write(layer_idx, self._slots, key_states[0], value_states[0])
+        self._arena.write(layer_idx, self.slots, key_states[0], value_states[0])
         return key_states, value_states
 
     def layer(self, index: int, expand: Expansion | None) -> LayerKV:

@@ -9,7 +9,9 @@ which its operations and bytes could be done at these, whichever takes longer; i
 Operations are multiplications and additions: attention's exponentials and the rest's work are none. Bytes are those
 that have to be read or written once: weights, hidden states, keys and values.
 
-All times are CPU time of the thread. A kernel that is better than torch's product has a share above 1.
+Products and attention are timed call by call, in a step of their own, for the library may compute whole layers in one;
+the rest is what the step right before it took beyond them. All times are CPU time of the thread. A kernel that is
+better than torch's product has a share above 1.
 """
 
 from __future__ import annotations
@@ -164,13 +166,17 @@ def measure(model: Path, dtype: str, jobs: Sequence[Job], *, rounds: int, machin
     products, attention = Part(), Part()
     with timed_products(products):
         way = Way(model, dtype, contextlib.nullcontext)
-        way.host._backend = TimedAttention(way.host._backend, attention)
-        products.take()  # of the probe that a stage loads with
+        backend = way.host._backend
         found: dict[str, list[Sample]] = {job.name: [] for job in jobs}
         for _ in range(rounds + 1):
             for job in jobs:
                 peaks = machine.peaks()
-                rest = Part(way.run(job) - products.seconds - attention.seconds)
+                way.host._backend = backend
+                whole = way.run(job)
+                products.take()
+                way.host._backend = TimedAttention(backend, attention)
+                way.run(job)
+                rest = Part(whole - products.seconds - attention.seconds)
                 parts = {"products": products.take(), "attention": attention.take(), "rest": rest}
                 found[job.name].append(Sample(parts, peaks))
     return {name: samples[1:] for name, samples in found.items()}

@@ -135,7 +135,6 @@ def test_the_tables_of_a_step() -> None:
     """The tables name each segment's runs in order."""
     _, kv = packed_step([(40, 3), (20, 1)], page_size=16)
     assert isinstance(kv, LayerKV)
-    segments, runs, most = kv.layout.tables
+    segments, runs = kv.layout.tables
     assert segments.tolist() == [[0, 3, 0, 3], [3, 1, 3, 2]]
     assert runs.tolist() == [[0, 16], [32, 16], [64, 8], [16, 16], [48, 4]]
-    assert most == 3 * 40 + 20

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from actorpp.stages import amx
-from actorpp.stages.linears import OneDnnLinear, TiledLinear, gated
+from actorpp.stages.linears import OneDnnLinear, TiledLinear, gate_with
 
 pytestmark = pytest.mark.skipif(not amx.library(), reason="no CPU with AMX tiles, or no C compiler at installation")
 
@@ -49,8 +49,8 @@ def test_products_err_no_more_than_onednns(in_features: int, out_features: int, 
 def test_gate_and_up_in_one_product_err_less_than_in_two(in_features: int, out_features: int, bias: bool) -> None:
     torch.manual_seed(in_features)
     parts = [_layer(in_features, out_features, bias=bias) for _ in range(2)]
-    ours = gated(*parts)
-    theirs = gated(*(OneDnnLinear(part.dense(), part.bias) for part in parts))
+    ours = gate_with(*parts).gated
+    theirs = gate_with(*(OneDnnLinear(part.dense(), part.bias) for part in parts)).gated
     for rows in [*range(1, 34), 500]:
         hidden = torch.randn(rows, in_features).bfloat16()
         gate, up = (_exact(part, hidden) for part in parts)
@@ -63,7 +63,7 @@ def test_gates_far_from_zero(extreme: float) -> None:
     gate, up = (TiledLinear(torch.eye(32).bfloat16(), None) for _ in range(2))
     hidden = torch.linspace(-extreme, extreme, 32 * 7).view(7, 32).bfloat16()
     exact = torch.nn.functional.silu(hidden.double()) * hidden.double()
-    torch.testing.assert_close(gated(gate, up)(hidden).double(), exact, rtol=2**-8, atol=1e-30)
+    torch.testing.assert_close(gate_with(gate, up).gated(hidden).double(), exact, rtol=2**-8, atol=1e-30)
 
 
 def test_a_row_is_the_same_in_any_company() -> None:
@@ -80,12 +80,13 @@ def test_a_row_is_the_same_in_any_company() -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
-def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+def test_threads_change_no_bit(threads: int) -> None:
+    """Of a product that is large enough for more than one."""
     torch.manual_seed(0)
-    layer, hidden = _layer(96, 160), torch.randn(70, 96).bfloat16()
-    alone = layer(hidden)
+    layer, hidden = _layer(1056, 992), torch.randn(70, 1056).bfloat16()
     before = torch.get_num_threads()
-    monkeypatch.setattr(TiledLinear, "ALONE", 0)
+    torch.set_num_threads(1)
+    alone = layer(hidden)
     torch.set_num_threads(threads)
     try:
         assert torch.equal(layer(hidden), alone)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from actorpp.stages import amx
-from actorpp.stages.linears import OneDnnLinear, PackedLinear, TiledLinear, gated, join, pack_linears, packed
+from actorpp.stages.linears import OneDnnLinear, PackedLinear, TiledLinear, gate_with, join, pack_linears, packed
 from actorpp.stages.loader import PassThrough
 from tests.exactness.chain import Chain
 from tests.exactness.tiny import save_llama
@@ -65,7 +65,7 @@ def test_joined_layers_compute_what_their_parts_do(monkeypatch: pytest.MonkeyPat
         gate, up = (part(hidden).double() for part in parts)
         assert torch.equal(join(parts)(hidden).double(), torch.cat((gate, up), dim=-1))
         exact = torch.nn.functional.silu(gate) * up
-        torch.testing.assert_close(gated(*parts)(hidden).double(), exact, rtol=2**-5, atol=0.05)
+        torch.testing.assert_close(gate_with(*parts).gated(hidden).double(), exact, rtol=2**-5, atol=0.05)
 
 
 def test_only_plain_bfloat16_layers_are_replaced() -> None:
