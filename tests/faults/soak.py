@@ -2,8 +2,9 @@
 
 Every second a round begins: requests whose answers are known (``harness``), and beside them clients that wait, stream,
 abort, are too late, talk rubbish or vanish (``clients``). When all have gone nothing may be in use. Every so many
-seconds a round has a fault: one of the stages but the last is killed. So driver and last stage live throughout, and go
-through every recovery; of the other stages every incarnation is watched.
+seconds a round has a fault: one of the stages but the last is killed, the first of them in the first part of the time,
+the next in the next. So driver and last stage live throughout, and go through every recovery; and every other stage has
+a long life too, through the recoveries from another one's deaths. Of all stages every incarnation is watched.
 
 Then come ``--idle-rounds``: a client asks for a ping, the statistics and a plan, which no stage hears of; then the
 smallest request, of one token in and one out, takes the pipeline from empty to empty.
@@ -160,6 +161,11 @@ def spread(counts: list[int]) -> str:
     return f"{counts[0]} → {counts[-1]} ({min(counts)}-{max(counts)})"
 
 
+def victim(passed: float, stages: int) -> int:
+    """The stage that is killed when so much of the time has passed, from 0 to below 1."""
+    return int(passed * (stages - 1))
+
+
 def tell(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
@@ -176,9 +182,9 @@ async def load(harness: Harness, clients: Clients, options: argparse.Namespace, 
         if options.kill_every and options.stages > 1 and now >= struck_at + options.kill_every:
             struck_at = now
             point = generator.choice(["prefill", "decode", "sending", "loading"])
-            victim, visit = generator.randrange(options.stages - 1), generator.randint(1, 4)
-            strikes = [Strike(victim, "prefill", visit=visit), Strike(victim, point)]
-            strikes = strikes if point == "loading" else [Strike(victim, point, visit=visit)]
+            stage, visit = victim((now - began) / whole, options.stages), generator.randint(1, 4)
+            strikes = [Strike(stage, "prefill", visit=visit), Strike(stage, point)]
+            strikes = strikes if point == "loading" else [Strike(stage, point, visit=visit)]
         await harness.play(number, strikes, beside=lambda: clients.some(BESIDE))
         number += 1
         if clock() >= sampled_at + whole / SAMPLES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.faults.soak import Life, Series
+from tests.faults.soak import Life, Series, victim
 
 
 def lived(seconds: int, resident: Callable[[int], float]) -> Life:
@@ -34,3 +34,11 @@ def test_growth_is_told_from_settling_and_short_lives_do_not_count() -> None:
         ["dies", "2", "1", "2.0, 2.0, 2.0 MiB", "26", "+0.0, +0.0", "+0.0, +0.0", "9 → 9 (9-9)", "3 → 3 (3-3)"],
         ["is young", "1", "0", "", "", "", "", "", ""],
     ]
+
+
+def test_every_stage_lives_while_another_one_dies() -> None:
+    """With three stages and a kill every two minutes of an hour: the table has a long life of each."""
+    killed = [victim(at / 3600, 3) for at in range(120, 3600, 120)]
+    assert killed == [0] * 14 + [1] * 15
+    assert {victim(at / 100, 5) for at in range(100)} == {0, 1, 2, 3}
+    assert {victim(at / 100, 2) for at in range(100)} == {0}
