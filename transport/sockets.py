@@ -105,7 +105,7 @@ class _Socket(ABC):
         self._look_again: asyncio.Handle | None = None
         self._retry_full: asyncio.TimerHandle | None = None
         self._drained: asyncio.Event = asyncio.Event()
-        self._last: zmq.Frame  # of the message that was received last
+        self._last: zmq.Frame  # of the message that is being delivered
         self._after_close: Callable[[], object] = lambda: None
         self._socket: zmq.Socket[bytes] = context().socket(kind)
         self._incoming = [(self._socket, _POLLIN)]
@@ -220,6 +220,7 @@ class _Socket(ABC):
             self._deliver(message)
         except Exception as error:  # a fault of the receiver must not end the reader, nor go unseen
             self._on_error(error)
+        del self._last  # it holds the message's bytes twice, and the next one may be long in coming
         return True
 
     def _look(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import select
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,29 @@ def test_messages_stay_apart_whatever_their_number_of_frames(run: Run, ipc: str)
             listening.send(b"stage-0#1", message)
         await at_dealer.until(lambda: len(at_dealer.messages) == len(messages))
         assert at_dealer.messages == [(message,) for message in messages]
+        await talking.close()
+        await listening.close()
+
+    run(main())
+
+
+def test_a_message_that_was_handled_is_not_kept(run: Run, ipc: str) -> None:
+    async def main() -> None:
+        at_router, at_dealer = Received(), Received()
+        listening = router(ipc, at_router)
+        talking = dealer(ipc, at_dealer)
+        tracemalloc.start()
+        try:
+            talking.send([BIG])
+            await at_router.until(lambda: bool(at_router.messages))
+            listening.send(b"stage-0#1", [BIG])
+            await at_dealer.until(lambda: bool(at_dealer.messages))
+            at_router.messages.clear()
+            at_dealer.messages.clear()
+            held, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held < len(BIG) <= most
         await talking.close()
         await listening.close()
 
