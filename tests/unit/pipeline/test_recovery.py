@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -16,8 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorpp.coordinator.recovery import SETTLE_S
+from actorpp.coordinator.request import Request
+from actorpp.coordinator.stage_process import StageProcess
 from actorpp.errors import CoordinatorFailedError, StageFailedError
 from actorpp.runtime import ActorSystem
+from actorpp.runtime.cell import Cell
+from actorpp.runtime.mailbox import Mailbox
+from actorpp.runtime.supervision import Supervisor
 from actorpp.stages.messages import Step
 from actorpp.testing import FakeNetwork, run
 from tests.support.pipeline import expected_ids
@@ -174,6 +180,36 @@ def test_survivors_keep_their_weights() -> None:
             await pipeline.close()
 
     run(main)
+
+
+def test_of_a_stage_that_died_the_driver_keeps_nothing() -> None:
+    """Told by which of the driver's objects are alive after many recoveries with requests under way."""
+    kinds = (StageProcess, Cell, Mailbox, Supervisor, Request, StageFailedError)
+    alive: list[list[int]] = []
+
+    async def main() -> None:
+        async with ActorSystem() as system:
+            network = FakeNetwork(max_delay=0.01)
+            pipeline = RecoveringPipeline(system, network, stages=3)
+            await pipeline.open()
+            for number in range(20):
+                answer = pipeline.submit(prompt(number, 200), 8)
+                await asyncio.sleep(0.35)
+                pipeline.ports.stages[number % 2].die()
+                await answer.done.wait()
+                if number in (9, 19):
+                    pipeline.answers.clear()
+                    network.links.clear()  # the pretended ends of stages that died: not the driver's
+                    pipeline.ports._meetings.clear()
+                    gc.collect()
+                    there = gc.get_objects()
+                    alive.append([sum(isinstance(each, kind) for each in there) for kind in kinds])
+                    del there
+            assert {letter.actor.split()[0] for letter in system.dead_letters.recent} == {"session"}  # of stages
+            await pipeline.close()
+
+    run(main)
+    assert alive[0] == alive[1], (kinds, alive)
 
 
 def test_a_stall_is_noticed_within_the_watchdogs_time_and_a_death_at_once() -> None:
