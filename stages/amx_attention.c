@@ -49,10 +49,19 @@ typedef struct {
     int row; /* its first, of all rows of its segment and key head: heads of a token, tokens in turn */
 } Group;
 
+/* Where a request's tokens lie, gone through in order. */
+typedef struct {
+    const int64_t *run;
+    int64_t start;
+} Cursor;
+
 /* A part of a step's work, and the memory it needs. */
 typedef struct {
     const Step *step;
     int part, parts, failed;
+    Cursor next; /* what is to be fetched meanwhile: this key head of a request with so many tokens */
+    int64_t next_length;
+    int next_head;
     int capacity; /* groups that there is room for */
     Group *groups;
     float *states;
@@ -272,18 +281,24 @@ static void end_group(const Step *step, const Group *g, int64_t offset, int rows
     }
 }
 
-/* Where a request's tokens lie, gone through in order. */
-typedef struct {
-    const int64_t *run;
-    int64_t start;
-} Cursor;
-
 static int64_t slot_of(Cursor *cursor, int64_t position) {
     while (position >= cursor->start + cursor->run[1]) {
         cursor->start += cursor->run[1];
         cursor->run += 2;
     }
     return cursor->run[0] + position - cursor->start;
+}
+
+/* Fetch the keys and values of 32 tokens that are laid out later, so that they are in the second cache then. */
+static void fetch(Worker *w, int64_t first) {
+    const Side *key = &w->step->key, *value = &w->step->value;
+    for (int64_t at = first; at < first + 32 && at < w->next_length; at++) {
+        int64_t slot = slot_of(&w->next, at);
+        const bf16 *from = key->data + w->next_head * key->head_stride + slot * key->token_stride;
+        for (int d = 0; d < w->step->key_width; d += 32) _mm_prefetch(from + d, _MM_HINT_T1);
+        from = value->data + w->next_head * value->head_stride + slot * value->token_stride;
+        for (int d = 0; d < w->step->value_width; d += 32) _mm_prefetch(from + d, _MM_HINT_T1);
+    }
 }
 
 /* Lay out a range of keys in rows, and their values transposed: tile (d / 16, k / 32) has rows of 32 keys. What is past
@@ -293,6 +308,7 @@ static void lay_out(Worker *w, Cursor *cursor, int first, int count, int head) {
     const Side *key = &step->key, *value = &step->value;
     for (int at = 0; at < padded(count); at += 32) {
         const bf16 *from[32];
+        fetch(w, first + at);
         for (int k = 0; k < 32; k++) {
             bf16 *row = w->keys + (size_t)(at + k) * step->key_width;
             from[k] = NULL;
@@ -370,14 +386,20 @@ static void attend_groups(Worker *w, int groups, int64_t offset, int rows, const
     for (int i = 0; i < groups; i++) end_group(step, &w->groups[i], offset, rows, head);
 }
 
+/* Keys of a segment: tokens of its request so far. */
+static int64_t count_keys(const Step *step, const int64_t *segment) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < segment[3]; i++) count += step->runs[2 * (segment[2] + i) + 1];
+    return count;
+}
+
 /* The worker's groups of one segment and one key head, so many at a time that what they have summed up stays in the
    second cache; those of all segments and heads are dealt out in turn. Returns whether there was memory. */
 static int attend_segment(Worker *w, const int64_t *segment, int head, int64_t *dealt) {
     const Step *step = w->step;
-    int64_t offset = segment[0], length = 0;
+    int64_t offset = segment[0];
     const int64_t *runs = step->runs + 2 * segment[2];
-    for (int64_t i = 0; i < segment[3]; i++) length += runs[2 * i + 1];
-    int n = (int)segment[1], past = (int)length - n, rows = n * (int)(step->heads / step->kv_heads);
+    int n = (int)segment[1], past = (int)count_keys(step, segment) - n, rows = n * (int)(step->heads / step->kv_heads);
     int all = (rows + LANES - 1) / LANES, at_once = all == 1 ? 1 : AT_ONCE, groups = 0;
     if (!reserve(w, all < TURN ? all : TURN)) return 0;
     for (int i = 0; i < all; i += at_once) {
@@ -392,6 +414,18 @@ static int attend_segment(Worker *w, const int64_t *segment, int head, int64_t *
     return 1;
 }
 
+/* Have a task's keys and values fetched while the one before it is computed, if that one is a single group: the many of
+   a chunk leave time enough, and need the cache. */
+static void expect(Worker *w, int64_t task, const int64_t *before) {
+    const Step *step = w->step;
+    const int64_t *segment = step->segments + task / step->kv_heads * 4;
+    w->next_length = 0;
+    if (task >= step->num_segments * step->kv_heads || before[1] * step->heads > LANES * step->kv_heads) return;
+    w->next_length = count_keys(step, segment);
+    w->next_head = (int)(task % step->kv_heads);
+    w->next = (Cursor){step->runs + 2 * segment[2], 0};
+}
+
 static void *work(void *argument) {
     Worker *w = argument;
     const Step *step = w->step;
@@ -402,9 +436,11 @@ static void *work(void *argument) {
     w->failed = !w->keys || !w->values || !w->scores;
     int64_t dealt = 0;
     configure(full);
-    for (int64_t i = 0; i < step->num_segments && !w->failed; i++)
-        for (int head = 0; head < step->kv_heads && !w->failed; head++)
-            w->failed = !attend_segment(w, step->segments + 4 * i, head, &dealt);
+    for (int64_t task = 0; task < step->num_segments * step->kv_heads && !w->failed; task++) {
+        const int64_t *segment = step->segments + task / step->kv_heads * 4;
+        expect(w, task + w->parts, segment);
+        w->failed = !attend_segment(w, segment, (int)(task % step->kv_heads), &dealt);
+    }
     _tile_release();
     free(w->groups);
     free(w->states);
@@ -419,7 +455,7 @@ static void *work(void *argument) {
 static int64_t count_scores(const Step *step) {
     int64_t count = 0;
     for (const int64_t *segment = step->segments; segment < step->segments + 4 * step->num_segments; segment += 4)
-        for (int64_t i = 0; i < segment[3]; i++) count += segment[1] * step->runs[2 * (segment[2] + i) + 1];
+        count += segment[1] * count_keys(step, segment);
     return count * step->heads;
 }
 
