@@ -16,6 +16,7 @@ import msgspec
 
 from actorpp.cli.display import Output, figures
 from actorpp.cli.loop import Drain
+from actorpp.cli.memory import give_large_blocks_back
 from actorpp.config import EngineConfig
 from actorpp.engine import Engine
 from actorpp.errors import ConfigError
@@ -81,6 +82,8 @@ async def run(config: EngineConfig, options: RunOptions, output: Output, drain: 
         if options.request is None:
             from actorpp.serving.http.server import HttpServer  # a completion does without FastAPI's half second
 
+            if config.transport == "process":  # else the stages compute here
+                give_large_blocks_back()
             # The sockets first: a taken port is known before a model is loaded.
             with HttpServer(
                 config.host,
