@@ -4,6 +4,10 @@
    the sum of its weights and its weighted values so far. Products take bfloat16 and add up in float32; weights are
    rounded to bfloat16 for the second product, as torch's own kernel does.
 
+   The tile unit works beside the vector unit: while the scores of a block become weights, the values of the block before are
+   added up and the block after is scored (a turn). So one block's scores are turned into weights with the largest score
+   known before it; where these become too large, which is rare, the block is done again.
+
    Everything is computed transposed. Sixteen queries (a group) are the columns of a tile and a vector's lanes, keys are
    its rows. So the largest score and the sum need no step across lanes, keys are read as they are stored, and the
    weights come out as the tile unit wants its second operand: pairs of rows in turn. Values are transposed once for a
@@ -26,9 +30,10 @@
 #include <cpuid.h>
 
 enum {
-    BLOCK = 128,    /* keys between two updates of the largest score: their scores stay in the first cache */
+    BLOCK = 64,     /* keys of a turn: their scores and those of the next stay in the first cache, weights fill tiles */
     RANGE = 2048,   /* keys that are laid out at a time: they and their values stay in the second cache */
     AT_ONCE = 2,    /* groups that share a key tile */
+    NONE = -1,      /* no block */
     TURN = 256,     /* groups that share a range of keys, a multiple of AT_ONCE */
     ALONE = 1 << 21 /* scores of a step up to which one thread computes them: starting others costs more */
 };
@@ -36,14 +41,14 @@ enum {
 /* Stands for minus infinity: differences of it are numbers. */
 #define HIDDEN (-1e30f)
 
-/* A new largest score is taken up when it would make weights over 2 ** SLACK: below that a smaller one serves as well,
-   and what was summed up so far can stay. */
-#define SLACK 8.0f
+/* A larger score than those so far is taken up when a query's weights add up to more than this: below it a smaller one
+   serves as well, for float32 and bfloat16 are as exact everywhere. */
+#define MOST 0x1p60f
 
 typedef struct {
     bf16 *query;    /* key_width / 32 tiles: rows are pairs of elements, columns are queries */
     float *out;     /* value_width rows of 16 lanes, not yet divided by the total */
-    float *largest; /* of the scores so far, before scaling, or not much less */
+    float *largest; /* of the first block's scores, before scaling, or of a later one's that was taken up */
     float *total;   /* of the weights so far */
     int32_t position[LANES];
     int row; /* its first, of all rows of its segment and key head: heads of a token, tokens in turn */
@@ -103,14 +108,21 @@ INLINE __m256i to_bf16(__m512i bits) {
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 
-/* --- one group's softmax over a block ----------------------------------------------------------------------------- */
+/* --- a block of keys ---------------------------------------------------------------------------------------------- */
 
-/* Hide what the group's queries do not see of the keys first to first + n. */
-INLINE void hide(const Group *g, float *scores, int first, int n, int window) {
+/* A block is named by its first key among those laid out. */
+
+/* Where the scores of a block's keys for the first group are, and BLOCK rows further those for the second. Weights take
+   their place. Those of a block and the next are apart. */
+INLINE float *scores_of(const Worker *w, int block) { return w->scores + block / BLOCK % 2 * AT_ONCE * BLOCK * LANES; }
+
+/* Hide what the group's queries do not see of a block, which begins at the position first. That includes what is past the
+   last key. */
+static void hide(const Group *g, float *scores, int first, int window) {
     const __m512 hidden = _mm512_set1_ps(HIDDEN);
     __m512i to = _mm512_loadu_si512(g->position);
     __m512i from = window ? _mm512_sub_epi32(to, _mm512_set1_epi32(window)) : _mm512_set1_epi32(-1);
-    for (int k = 0; k < n; k++) {
+    for (int k = 0; k < BLOCK; k++) {
         __m512i at = _mm512_set1_epi32(first + k);
         __mmask16 seen = _mm512_cmple_epi32_mask(at, to) & _mm512_cmpgt_epi32_mask(at, from);
         float *row = scores + k * LANES;
@@ -118,123 +130,194 @@ INLINE void hide(const Group *g, float *scores, int first, int n, int window) {
     }
 }
 
-/* Turn the scores of keys first to first + n into weights, in pairs of rows as the tile unit reads them: row k / 2 of
-   the same memory holds keys k and k + 1. What was summed up before is brought to the new largest score. */
-INLINE void weigh(Group *g, float *scores, int first, int n, int rows, int window, int width, __m512 factor) {
-    for (int k = n; k < rows; k++) _mm512_store_ps(scores + k * LANES, _mm512_set1_ps(HIDDEN));
-    int lowest = g->position[0], highest = g->position[LANES - 1];
-    if (first + n - 1 > lowest || (window && first <= highest - window)) hide(g, scores, first, n, window);
-    __m512 before = _mm512_load_ps(g->largest), largest[4] = {before, before, before, before};
-    for (int k = 0; k < rows; k += 4)
-        for (int i = 0; i < 4; i++) largest[i] = _mm512_max_ps(largest[i], _mm512_load_ps(scores + (k + i) * LANES));
-    __m512 now = _mm512_max_ps(_mm512_max_ps(largest[0], largest[1]), _mm512_max_ps(largest[2], largest[3]));
-    __m512 even = _mm512_load_ps(g->total), odd = _mm512_setzero_ps();
-    __m512 growth = _mm512_mul_ps(_mm512_sub_ps(now, before), factor);
-    if (!_mm512_cmp_ps_mask(growth, _mm512_set1_ps(SLACK), _CMP_GT_OQ)) {
-        now = before;
-    } else {
-        __m512 shrink = exp2_of(_mm512_sub_ps(_mm512_setzero_ps(), growth));
-        _mm512_store_ps(g->largest, now);
-        even = _mm512_mul_ps(even, shrink);
-        for (int d = 0; d < width; d++) {
-            float *row = g->out + d * LANES;
-            _mm512_store_ps(row, _mm512_mul_ps(_mm512_load_ps(row), shrink));
-        }
-    }
-    /* Half of HIDDEN: where all keys so far are hidden, their weights are 0. */
-    __m512 shift = _mm512_mul_ps(_mm512_max_ps(now, _mm512_set1_ps(HIDDEN / 2)), factor);
-    const __m512i half = _mm512_set1_epi32(0x8000); /* rounds half up: no weight is negative */
-    for (int k = 0; k < rows; k += 2) {
-        __m512 p = exp2_of(_mm512_fmsub_ps(_mm512_load_ps(scores + k * LANES), factor, shift));
-        __m512 q = exp2_of(_mm512_fmsub_ps(_mm512_load_ps(scores + (k + 1) * LANES), factor, shift));
-        even = _mm512_add_ps(even, p);
-        odd = _mm512_add_ps(odd, q);
-        __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(p), half), 16);
-        __m512i high = _mm512_add_epi32(_mm512_castps_si512(q), half);
-        _mm512_store_si512(scores + k / 2 * LANES, _mm512_mask_blend_epi16(0xAAAAAAAA, low, high));
-    }
-    _mm512_store_ps(g->total, _mm512_add_ps(even, odd));
-}
-
-/* --- products ----------------------------------------------------------------------------------------------------- */
-
-/* The scores of 32 keys (rows) for one or two groups. */
-INLINE void score(float *scores, const Group *g, int groups, const bf16 *keys, int width) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if (groups == 2) {
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-    for (int d = 0; d < width; d += 32) {
-        _tile_loadd(4, keys + d, width * 2);
-        _tile_loadd(6, g[0].query + d / 32 * TILE, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, keys + 16 * width + d, width * 2);
-        _tile_dpbf16ps(1, 5, 6);
-        if (groups == 2) {
-            _tile_loadd(7, g[1].query + d / 32 * TILE, 64);
-            _tile_dpbf16ps(2, 4, 7);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-    _tile_stored(0, scores, 64);
-    _tile_stored(1, scores + 16 * LANES, 64);
-    if (groups == 2) {
-        _tile_stored(2, scores + BLOCK * LANES, 64);
-        _tile_stored(3, scores + (BLOCK + 16) * LANES, 64);
+/* Take up the largest of a block's scores, and bring to it what was summed up before. */
+static void take_up(Group *g, const float *scores, int width, __m512 factor) {
+    __m512 before = _mm512_load_ps(g->largest), largest = before;
+    for (int k = 0; k < BLOCK; k++) largest = _mm512_max_ps(largest, _mm512_load_ps(scores + k * LANES));
+    __m512 shrink = exp2_of(_mm512_mul_ps(_mm512_sub_ps(before, largest), factor));
+    _mm512_store_ps(g->largest, largest);
+    _mm512_store_ps(g->total, _mm512_mul_ps(_mm512_load_ps(g->total), shrink));
+    for (int d = 0; d < width; d++) {
+        float *row = g->out + d * LANES;
+        _mm512_store_ps(row, _mm512_mul_ps(_mm512_load_ps(row), shrink));
     }
 }
 
-/* Add the values of a block's keys by their weights. */
-INLINE void add_values(Group *g, int groups, const float *weights, const bf16 *values, int padded, int width) {
-    for (int d = 0; d < width; d += 32) {
-        const bf16 *first = values + (size_t)(d / 16) * (RANGE / 32) * TILE, *second = first + RANGE / 32 * TILE;
-        _tile_loadd(0, g[0].out + d * LANES, 64);
-        _tile_loadd(1, g[0].out + (d + 16) * LANES, 64);
-        if (groups == 2) {
-            _tile_loadd(2, g[1].out + d * LANES, 64);
-            _tile_loadd(3, g[1].out + (d + 16) * LANES, 64);
+/* Where a block's weights are up to, and what they are made with. */
+typedef struct {
+    float *scores;
+    int pair; /* of rows */
+    __m512 factor, shift[AT_ONCE], total[AT_ONCE];
+} Weighing;
+
+/* 2 ** t, so that what is cut off to bfloat16 is rounded to nearest: a minimax polynomial of degree 3 from the integer below
+   (7e-5), plus half a unit of bfloat16's last place. */
+INLINE __m512 weight(__m512 t) {
+    __m512 f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_set1_ps(0.07802452f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.22606716f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69583356f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.9999252f + 0x1p-8f));
+    return _mm512_scalef_ps(p, t);
+}
+
+/* Turn so many more pairs of rows of scores into weights, as the tile unit reads them: row k / 2 then holds keys k and
+   k + 1. What is summed up are the rounded ones. */
+INLINE void weigh(Weighing *v, int groups, int pairs) {
+    const __m512bh ones = (__m512bh)_mm512_set1_epi32(0x3f803f80);
+    for (int until = v->pair + pairs; v->pair < until; v->pair++) {
+#pragma GCC unroll 2
+        for (int i = 0; i < groups; i++) {
+            float *to = v->scores + (i * BLOCK + v->pair) * LANES;
+            const float *from = to + v->pair * LANES;
+            __m512 low = weight(_mm512_fmsub_ps(_mm512_load_ps(from), v->factor, v->shift[i]));
+            __m512 high = weight(_mm512_fmsub_ps(_mm512_load_ps(from + LANES), v->factor, v->shift[i]));
+            __m512i cut = _mm512_castps_si512(low), both = _mm512_castps_si512(high);
+            both = _mm512_mask_alignr_epi8(both, 0x3333333333333333, cut, cut, 2);
+            v->total[i] = _mm512_dpbf16_ps(v->total[i], (__m512bh)both, ones);
+            _mm512_store_si512(to, both);
         }
-        for (int k = 0; k < padded; k += 32) {
-            _tile_loadd(4, first + k / 32 * TILE, 64);
-            _tile_loadd(6, weights + k / 2 * LANES, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(5, second + k / 32 * TILE, 64);
-            _tile_dpbf16ps(1, 5, 6);
+    }
+}
+
+/* For one or two groups: weigh the block now, and in between add the values of the block before by their weights and score
+   the block after; each of them may be NONE. A tile's result is stored after some more weights are made, so that these do
+   not wait for it. */
+INLINE void turn_of(const Worker *w, Group *g, int groups, int before, int now, int after, __m512 factor) {
+    const int key_width = (int)w->step->key_width, value_width = (int)w->step->value_width;
+    const int pairs = now == NONE ? 0 : BLOCK / 2;
+    int products = 0; /* after each, of two tiles at most, some weights are made */
+    if (before != NONE) products += 2 * value_width / 16;
+    if (after != NONE) products += 2 * BLOCK / 16 * ((key_width + 63) / 64);
+    const int some = products ? pairs / products : 0;
+    Weighing v = {.scores = scores_of(w, now == NONE ? 0 : now), .factor = factor};
+#pragma GCC unroll 2
+    for (int i = 0; i < groups; i++) {
+        /* Half of HIDDEN: where all keys so far are hidden, their weights are 0. */
+        __m512 largest = _mm512_max_ps(_mm512_load_ps(g[i].largest), _mm512_set1_ps(HIDDEN / 2));
+        v.shift[i] = _mm512_mul_ps(largest, factor);
+        v.total[i] = _mm512_load_ps(g[i].total);
+    }
+    if (before != NONE) {
+        const float *weights = scores_of(w, before);
+        const bf16 *values = w->values + (size_t)(before / 32) * TILE;
+        float *out = g[0].out, *other = g[groups - 1].out;
+        _tile_loadd(4, weights, 64);
+        _tile_loadd(6, weights + 16 * LANES, 64);
+        if (groups == 2) {
+            _tile_loadd(5, weights + BLOCK * LANES, 64);
+            _tile_loadd(7, weights + (BLOCK + 16) * LANES, 64);
+        }
+        for (int d = 0; d < value_width; d += 16) {
+            _tile_loadd(2, values, 64);
+            _tile_loadd(3, values + TILE, 64);
+            _tile_loadd(0, out + d * LANES, 64);
+            _tile_dpbf16ps(0, 2, 4);
+            _tile_dpbf16ps(0, 3, 6);
+            weigh(&v, groups, some);
             if (groups == 2) {
-                _tile_loadd(7, weights + (BLOCK + k / 2) * LANES, 64);
-                _tile_dpbf16ps(2, 4, 7);
-                _tile_dpbf16ps(3, 5, 7);
+                if (d) _tile_stored(1, other + (d - 16) * LANES, 64);
+                _tile_loadd(1, other + d * LANES, 64);
+                _tile_dpbf16ps(1, 2, 5);
+                _tile_dpbf16ps(1, 3, 7);
             }
+            weigh(&v, groups, some);
+            _tile_stored(0, out + d * LANES, 64);
+            values += RANGE / 32 * TILE;
         }
-        _tile_stored(0, g[0].out + d * LANES, 64);
-        _tile_stored(1, g[0].out + (d + 16) * LANES, 64);
-        if (groups == 2) {
-            _tile_stored(2, g[1].out + d * LANES, 64);
-            _tile_stored(3, g[1].out + (d + 16) * LANES, 64);
-        }
+        if (groups == 2) _tile_stored(1, other + (value_width - 16) * LANES, 64);
     }
+    if (after != NONE) {
+        const bf16 *keys = w->keys + (size_t)after * key_width;
+        float *scores = scores_of(w, after);
+        for (int k = 0; k < BLOCK; k += 16) {
+            for (int d = 0; d < key_width; d += 64) {
+                const int both = d + 32 < key_width;
+                if (k == 0 || key_width > 64) { /* else they are still there */
+                    const bf16 *query = g[0].query + d / 32 * TILE, *other = g[groups - 1].query + d / 32 * TILE;
+                    _tile_loadd(4, query, 64);
+                    if (groups == 2) _tile_loadd(5, other, 64);
+                    if (both) _tile_loadd(6, query + TILE, 64);
+                    if (both && groups == 2) _tile_loadd(7, other + TILE, 64);
+                }
+                _tile_loadd(2, keys + d, key_width * 2);
+                if (both) _tile_loadd(3, keys + d + 32, key_width * 2);
+                if (!d) _tile_zero(0);
+                _tile_dpbf16ps(0, 2, 4);
+                if (both) _tile_dpbf16ps(0, 3, 6);
+                weigh(&v, groups, some);
+                if (groups == 2) {
+                    if (!d && k) _tile_stored(1, scores + (BLOCK + k - 16) * LANES, 64);
+                    if (!d) _tile_zero(1);
+                    _tile_dpbf16ps(1, 2, 5);
+                    if (both) _tile_dpbf16ps(1, 3, 7);
+                }
+                weigh(&v, groups, some);
+            }
+            _tile_stored(0, scores + k * LANES, 64);
+            keys += 16 * key_width;
+        }
+        if (groups == 2) _tile_stored(1, scores + (2 * BLOCK - 16) * LANES, 64);
+    }
+    weigh(&v, groups, pairs - v.pair);
+#pragma GCC unroll 2
+    for (int i = 0; i < groups; i++) _mm512_store_ps(g[i].total, v.total[i]);
 }
 
-/* Rows of tiles for so many keys. */
-INLINE int padded(int keys) { return (keys + 31) / 32 * 32; }
+static void turn(const Worker *w, Group *g, int groups, int before, int now, int after, __m512 factor) {
+    if (groups == 2)
+        turn_of(w, g, 2, before, now, after, factor);
+    else
+        turn_of(w, g, 1, before, now, after, factor);
+}
+
+/* Hide what the groups' queries do not see of a block that has been scored; the keys begin at the position first. */
+static void hide_unseen(const Worker *w, const Group *g, int groups, int first, int block) {
+    int window = (int)w->step->window;
+    for (int i = 0; i < groups; i++, g++) {
+        int lowest = g->position[0], highest = g->position[LANES - 1];
+        if (first + block + BLOCK - 1 > lowest || (window && first + block <= highest - window))
+            hide(g, scores_of(w, block) + i * BLOCK * LANES, first + block, window);
+    }
+}
 
 /* Attend with one or two groups over the keys that are laid out, which begin at the position first. */
-INLINE void over_range(const Worker *w, Group *g, int groups, int first, int count) {
-    const Step *step = w->step;
-    int key_width = (int)step->key_width, value_width = (int)step->value_width, window = (int)step->window;
-    const __m512 factor = _mm512_set1_ps(step->scaling * 1.44269504f);
+static void over_range(const Worker *w, Group *g, int groups, int first, int count) {
+    int width = (int)w->step->value_width, window = (int)w->step->window;
+    const __m512 factor = _mm512_set1_ps(w->step->scaling * 1.44269504f);
     int end = g[groups - 1].position[LANES - 1] + 1 - first, begin = window ? g[0].position[0] + 1 - window - first : 0;
     if (end > count) end = count;
-    for (int at = begin < 0 ? 0 : begin / BLOCK * BLOCK; at < end; at += BLOCK) {
-        int n = end - at < BLOCK ? end - at : BLOCK, rows = padded(n);
-        for (int k = 0; k < rows; k += 32)
-            score(w->scores + k * LANES, g, groups, w->keys + (size_t)(at + k) * key_width, key_width);
+    int before = NONE, now = begin < 0 ? 0 : begin / BLOCK * BLOCK;
+    if (now >= end) return;
+    turn(w, g, groups, NONE, NONE, now, factor);
+    for (; now < end; now += BLOCK) {
+        float *scores = scores_of(w, now);
+        __m512 totals[AT_ONCE];
+        int first_scores = 0, too_large = 0;
+        hide_unseen(w, g, groups, first, now);
         for (int i = 0; i < groups; i++)
-            weigh(&g[i], w->scores + i * BLOCK * LANES, first + at, n, rows, window, value_width, factor);
-        add_values(g, groups, w->scores, w->values + (size_t)(at / 32) * TILE, rows, value_width);
+            first_scores |= _mm512_cmp_ps_mask(_mm512_load_ps(g[i].largest), _mm512_set1_ps(HIDDEN), _CMP_EQ_OQ);
+        if (first_scores) {
+            turn(w, g, groups, before, NONE, NONE, factor);
+            before = NONE;
+            for (int i = 0; i < groups; i++) take_up(&g[i], scores + i * BLOCK * LANES, width, factor);
+        }
+        for (int i = 0; i < groups; i++) totals[i] = _mm512_load_ps(g[i].total);
+        turn(w, g, groups, before, now, now + BLOCK < end ? now + BLOCK : NONE, factor);
+        for (int i = 0; i < groups; i++)
+            too_large |= _mm512_cmp_ps_mask(_mm512_load_ps(g[i].total), _mm512_set1_ps(MOST), _CMP_NLE_UQ);
+        if (too_large) {
+            turn(w, g, groups, NONE, NONE, now, factor);
+            hide_unseen(w, g, groups, first, now);
+            for (int i = 0; i < groups; i++) {
+                _mm512_store_ps(g[i].total, totals[i]);
+                take_up(&g[i], scores + i * BLOCK * LANES, width, factor);
+            }
+            turn(w, g, groups, NONE, now, NONE, factor);
+        }
+        before = now;
     }
+    turn(w, g, groups, before, NONE, NONE, factor);
 }
 
 /* --- laying out --------------------------------------------------------------------------------------------------- */
@@ -302,11 +385,11 @@ static void fetch(Worker *w, int64_t first) {
 }
 
 /* Lay out a range of keys in rows, and their values transposed: tile (d / 16, k / 32) has rows of 32 keys. What is past
-   the last key is zero. */
+   the last key of the last block is zero. */
 static void lay_out(Worker *w, Cursor *cursor, int first, int count, int head) {
     const Step *step = w->step;
     const Side *key = &step->key, *value = &step->value;
-    for (int at = 0; at < padded(count); at += 32) {
+    for (int at = 0; at < (count + BLOCK - 1) / BLOCK * BLOCK; at += 32) {
         const bf16 *from[32];
         fetch(w, first + at);
         for (int k = 0; k < 32; k++) {
@@ -432,9 +515,12 @@ static void *work(void *argument) {
     const uint8_t full[8] = {16, 16, 16, 16, 16, 16, 16, 16};
     w->keys = room((size_t)RANGE * step->key_width * sizeof(bf16));
     w->values = room((size_t)RANGE * step->value_width * sizeof(bf16));
-    w->scores = room((size_t)AT_ONCE * BLOCK * LANES * sizeof(float));
+    w->scores = room((size_t)2 * AT_ONCE * BLOCK * LANES * sizeof(float));
     w->failed = !w->keys || !w->values || !w->scores;
     int64_t dealt = 0;
+    /* Numbers too small for float32 are zeros: to make them by halves would take the vector unit thirty times as long. */
+    unsigned mode = _mm_getcsr();
+    _mm_setcsr(mode | _MM_FLUSH_ZERO_ON);
     configure(full);
     for (int64_t task = 0; task < step->num_segments * step->kv_heads && !w->failed; task++) {
         const int64_t *segment = step->segments + task / step->kv_heads * 4;
@@ -442,6 +528,7 @@ static void *work(void *argument) {
         w->failed = !attend_segment(w, segment, (int)(task % step->kv_heads), &dealt);
     }
     _tile_release();
+    _mm_setcsr(mode);
     free(w->groups);
     free(w->states);
     free(w->queries);

@@ -98,6 +98,18 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
 
 
 @needs_amx
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize(("first", "last"), [(-400, 400), (400, -400), (-30, 30)])
+def test_scores_that_rise_or_fall_from_key_to_key(first: int, last: int, window: int | None) -> None:
+    """Rising ones outgrow, block after block, the largest score that weights were made with; falling ones vanish."""
+    query, kv = packed_step([(700, 300), (1000, 1)], heads=6, kv_heads=2, widths=(64, 64), dtype=BF16)
+    query[:, :, 0] = 8
+    for segment, length in zip(kv.layout.segments, (700, 1000), strict=True):
+        kv.keys[:, segment.slots(), 0] = torch.linspace(first, last, length).to(BF16)
+    check_step(AmxBackend(), query, kv, PLAIN._replace(window=window), 0.03)
+
+
+@needs_amx
 @pytest.mark.parametrize("scoring", [PLAIN, PLAIN._replace(softcap=0.5)])
 @pytest.mark.parametrize(("widths", "dtype", "limit"), [((16, 16), BF16, 0.02), ((64, 64), torch.float32, 3e-6)])
 def test_what_it_does_not_compute_the_flash_kernel_does(
