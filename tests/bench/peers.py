@@ -7,7 +7,8 @@ once, between two controls: fixed matrix products. A measurement counts when bot
 quicker ones did while the contestants started and warmed up; another is made again as long as ``--patience`` lasts.
 When the slowest control that counts took more than 5% longer than the median one, the machine was not the same all the
 time, and the call is void (exit code 3). ``--only`` and ``--peers`` choose what is measured, so that a call takes
-minutes. vLLM is installed in an environment of its own: docs/performance.md says how.
+minutes; starts are measured last, when the other contestants have left their memory. vLLM is installed in an
+environment of its own: docs/performance.md says how.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -208,42 +209,54 @@ def commands(options: argparse.Namespace, model: str) -> dict[str, list[str]]:
     return {name: command for name, command in found.items() if not name.startswith(tuple(left_out))}
 
 
-def measure(options: argparse.Namespace, model: str) -> tuple[Runs, Steady]:
-    """Every job of the figures asked for, once in each round; and how steady the machine was."""
+@contextlib.contextmanager
+def control(options: argparse.Namespace) -> Iterator[Steady]:
+    """What says how steady the machine is, for as long as it runs."""
+    cores = ",".join(map(str, options.cores))
+    with _contestant("control", [sys.executable, str(HERE / "control.py"), cores]) as child:
+        yield Steady(lambda: float(child.run({})["seconds"]), options.patience)
+
+
+@contextlib.contextmanager
+def _contestant(name: str, command: list[str]) -> Iterator[Contestant]:
+    with Contestant(name, command) as child:
+        child.ready()
+        print(f"{name}: ready", file=sys.stderr)
+        yield child
+
+
+def measure(options: argparse.Namespace, model: str, steady: Steady, runs: Runs) -> None:
+    """Add to ``runs`` every job of the figures asked for, once in each round. Raises ContestantFailed."""
     started = commands(options, model)
     wanted = dict.fromkeys(pair for name in options.only for pair in FIGURES[name][1])
     pairs = [(name, job) for who, job in wanted for name in started if name.startswith(who)]
-    runs = Runs()
     with contextlib.ExitStack() as stack:
-
-        def contestant(name: str, command: list[str]) -> Contestant:
-            child = stack.enter_context(Contestant(name, command))
-            child.ready()
-            print(f"{name}: ready", file=sys.stderr)
-            return child
-
-        cores = ",".join(map(str, options.cores))
-        control = contestant("control", [sys.executable, str(HERE / "control.py"), cores])
-        steady = Steady(lambda: float(control.run({})["seconds"]), options.patience)
         children = dict[str, Contestant]()
         for name, job in pairs:
             if name not in children:
-                children[name] = contestant(name, started[name])
+                children[name] = stack.enter_context(_contestant(name, started[name]))
             for index in range(options.warmup):
                 children[name].run(job.message(f"warm-up/{index}"))
                 steady.look()
         if "planned" in options.only:
             runs.best_fixed = _best_fixed_sizes(children[OURS])
             pairs += [(OURS, Job(isl, fixed=size)) for isl, size in runs.best_fixed.items()]
-        for index in range(options.rounds):
+        for index in range(options.rounds if pairs else 0):
             print(f"round {index + 1} of {options.rounds}; {steady}", file=sys.stderr)
             for name, job in pairs:
                 answer = steady.run(partial(children[name].run, job.message(f"{index}")))
                 runs.answers.setdefault((name, job), []).append(answer)
-            if "start" in options.only:
-                for name, command in _starts(options, model).items():
-                    runs.starts.setdefault(name, []).append(steady.run(partial(first_output, command)))
-    return runs, steady
+    if "start" in options.only:
+        measure_starts(options, model, steady, runs)
+
+
+def measure_starts(options: argparse.Namespace, model: str, steady: Steady, runs: Runs) -> None:
+    """Add the seconds from a command to its first token, once in each round. Raises ContestantFailed."""
+    for index in range(options.rounds):
+        print(f"start {index + 1} of {options.rounds}", file=sys.stderr)
+        for name, command in _starts(options, model).items():
+            steady.look()
+            runs.starts.setdefault(name, []).append(steady.run(partial(first_output, command)))
 
 
 def _best_fixed_sizes(ours: Contestant) -> dict[int, int]:
@@ -311,18 +324,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print the table; 0, or 3 when the machine was not steady."""
+    """Measure, print the table; 0, or 3 when the machine was not steady, or 1 when a contestant failed."""
     options = parse(arguments)
     for key in ("vllm-pp", "vllm"):
         if key in options.peers and not options.vllm_python:
             print(f"missing: {PEERS[key]} (give --vllm-python)", file=sys.stderr)
-    before = machine()
+    before, runs, failed = machine(), Runs(), False
     model = options.model or str(asyncio.run(resolve()).path)
-    try:
-        runs, steady = measure(options, model)
-    except ContestantFailed as error:
-        print(error, file=sys.stderr)
-        return 1
+    with control(options) as steady:
+        try:
+            measure(options, model, steady, runs)
+        except ContestantFailed as error:
+            print(error, file=sys.stderr)
+            failed = True
     print(f"{before['cpu']}, cores {options.cores}, load average before {before['load']:.1f}; {options.rounds} rounds")
     print("\n".join(lines([row for name in options.only for row in FIGURES[name][0](runs)])))
     print(steady)
@@ -330,6 +344,8 @@ def main(arguments: list[str] | None = None) -> int:
         answers = [{"who": who, "job": vars(job), "answers": several} for (who, job), several in runs.answers.items()]
         saved = {"machine": before, "control_s": steady.control_s, "starts": runs.starts, "answers": answers}
         options.save_result.write_text(json.dumps(saved, indent=1) + "\n")
+    if failed:
+        return 1
     return 3 if steady.drift > MAX_DRIFT else 0
 
 

@@ -60,6 +60,8 @@ class Steady:
         return max(self.control_s) / statistics.median(self.control_s) - 1
 
     def __str__(self) -> str:
+        if not self.control_s and not self._seen_s:
+            return "control: not run"
         if not self.control_s:
             return f"control: usually {self._usual_s:.3f} s"
         verdict = "steady enough" if self.drift <= MAX_DRIFT else "VOID: the machine was not the same all the time"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -108,14 +111,49 @@ def test_figures_and_peers_can_be_chosen() -> None:
 def test_what_is_missing_is_said_and_a_void_call_has_a_code_of_its_own(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for control, code, word in (([1.0, 1.01], 0, "steady"), ([1.0, 1.0, 2.0], 3, "VOID")):
+    def measure(options: object, model: str, steady: Steady, measured: Runs) -> None:
+        vars(measured).update(vars(runs))
+        if failure is not None:
+            raise failure
+
+    monkeypatch.setattr(peers, "measure", measure)
+    broken = ContestantFailed("vLLM, 2 stages ended with 1")
+    for control, failure, code, word in (
+        ([1.0, 1.01], None, 0, "steady"),
+        ([1.0, 1.0, 2.0], None, 3, "VOID"),
+        ([1.0, 1.01], broken, 1, "actorpp, 2 stages"),
+    ):
         steady = Steady(lambda: 1.0, 0.0)
         steady.control_s = control
-        monkeypatch.setattr(peers, "measure", lambda options, model, steady=steady: (runs, steady))
+        monkeypatch.setattr(peers, "control", lambda options, steady=steady: contextlib.nullcontext(steady))
         save = tmp_path / "r.json"
         assert peers.main(["--model", "x", "--only", "ttft", "--save-result", str(save)]) == code
         out, err = capsys.readouterr()
-        assert word in out
+        assert word in out + save.read_text()
+        assert " met " in out
+        assert ("ended with 1" in err) == (failure is not None)
         assert "missing: vLLM, 2 stages" in err
         assert "missing: vLLM, one process" in err
         assert json.loads(save.read_text())["control_s"] == control
+
+
+def test_starts_are_measured_when_the_others_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive, starts = [], []
+
+    @contextlib.contextmanager
+    def contestant(name: str, command: list[str]) -> Iterator[Any]:
+        alive.append(name)
+        yield SimpleNamespace(run=lambda job: {"ttft": 1.0})
+        alive.remove(name)
+
+    def first_output(command: list[str]) -> float:
+        starts.append(list(alive))
+        return 2.0
+
+    monkeypatch.setattr(peers, "_contestant", contestant)
+    monkeypatch.setattr(peers, "first_output", first_output)
+    options, runs = peers.parse(["--only", "ttft", "start", "--rounds", "2"]), Runs()
+    peers.measure(options, "folder", Steady(lambda: 1.0, 0.0), runs)
+    assert runs.values(TRANSFORMERS, LONG, "ttft") == [1.0, 1.0]
+    assert runs.starts == {OURS: [2.0, 2.0]}
+    assert starts == [[], []]
