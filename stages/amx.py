@@ -16,7 +16,7 @@ from actorpp.errors import ConfigError
 
 LIBRARY = "actorpp.stages._amx"
 
-INTERFACE = 3
+INTERFACE = 4
 """What this module takes the library's functions to be; the same number stands in ``amx.h``, and both are raised with
 every change of a function."""
 
@@ -142,7 +142,7 @@ def library() -> Any:
     loaded.actorpp_rms_norm.argtypes = (*[pointer] * 3, *[number] * 2, ctypes.c_float)
     loaded.actorpp_rotate.argtypes = (*[pointer] * 3, *[number] * 4)
     loaded.actorpp_file.argtypes = (*[pointer] * 3, *[number] * 6)
-    loaded.actorpp_amx_layer.argtypes = [pointer] * 5
+    loaded.actorpp_amx_layers.argtypes = (pointer, number, *[pointer] * 4)
     loaded.actorpp_amx_linear.argtypes = (*[pointer] * 4, number, *[ctypes.c_int32] * 2)
     return loaded if loaded.actorpp_amx_start() == 0 else None
 
@@ -153,7 +153,8 @@ def attend(step: AttentionStep) -> None:
         raise MemoryError("no memory for the attention of a step")
 
 
-def compute_layer(layer: Layer, batch: Batch, hidden: int, scratch: int, out: int) -> None:
-    """Compute a layer, without Python's lock, from and to the memory at these addresses. Raises MemoryError."""
-    if library().actorpp_amx_layer(ctypes.addressof(layer), ctypes.addressof(batch), hidden, scratch, out):
+def compute_layers(layers: ctypes.Array[Layer], batch: Batch, hidden: int, scratch: int, out: int) -> None:
+    """Compute layers in turn, without Python's lock, from and to the memory at these addresses. Raises MemoryError."""
+    first, count, step = ctypes.addressof(layers), len(layers), ctypes.addressof(batch)
+    if library().actorpp_amx_layers(first, count, step, hidden, scratch, out):
         raise MemoryError("no memory for the attention of a step")

@@ -1,8 +1,9 @@
-/* A whole decoder layer of Llama's form in one call, out of the library's other functions: norm, query, key and value,
+/* Decoder layers of Llama's form in one call, each out of the library's other functions: norm, query, key and value,
    rotation, filing, attention, output, norm, gate and up, down.
 
-   A decode step has few rows, so that what lies between these costs as much as they do. What is the same in all steps
-   is described once (Layer), and what is the same in all layers of a step once a step (Batch).
+   A decode step has few rows, so that calls between these cost as much as they do: what makes the calls has left the
+   caches each time. What is the same in all steps is described once (Layer), and what is the same in all layers of a
+   step once a step (Batch).
 
    This file knows nothing of Python or torch: stages/amx.py calls it, on CPUs for which actorpp_amx_start returned
    0. */
@@ -49,9 +50,8 @@ static void file(const Batch *batch, const Layer *layer, const Side *side, const
                  layer->width * SIZE, side->head_stride * SIZE, layer->width * SIZE, layer->project.out_features * SIZE);
 }
 
-/* hidden and out: (rows, hidden_size), not the same memory. scratch: for each row as many numbers as project, output and
-   down have inputs and project has outputs. Returns 0, or 1 when there is no memory. */
-int actorpp_amx_layer(const Layer *layer, const Batch *batch, const bf16 *hidden, bf16 *scratch, bf16 *out) {
+/* hidden and out may be the same. Returns whether there was memory. */
+static int compute(const Layer *layer, const Batch *batch, const bf16 *hidden, bf16 *scratch, bf16 *out) {
     int64_t hidden_size = layer->project.in_features, row_size = layer->project.out_features;
     int64_t queries = layer->heads * layer->width, keys = layer->kv_heads * layer->width;
     bf16 *normed = scratch, *heads = normed + batch->rows * hidden_size, *attended = heads + batch->rows * row_size;
@@ -77,11 +77,20 @@ int actorpp_amx_layer(const Layer *layer, const Batch *batch, const bf16 *hidden
     actorpp_rotate(heads, batch->cos, batch->sin, batch->rows, row_size, layer->heads + layer->kv_heads, layer->width);
     file(batch, layer, &layer->key, heads + queries);
     file(batch, layer, &layer->value, heads + queries + keys);
-    if (actorpp_amx_attend(&step)) return 1;
+    if (actorpp_amx_attend(&step)) return 0;
     multiply(batch, &layer->output, attended, hidden, out, 0);
     normalise(batch, &layer->before_mlp, out, normed, hidden_size);
     multiply(batch, &layer->gated, normed, NULL, gated, 1);
     multiply(batch, &layer->down, gated, out, out, 0);
+    return 1;
+}
+
+/* Compute the layers in turn. hidden, out: (rows, hidden_size). scratch: for each row as many numbers as project, output
+   and down of a layer have inputs and project has outputs. Returns 0, or 1 when there is no memory. */
+int actorpp_amx_layers(const Layer *layers, int64_t count, const Batch *batch, const bf16 *hidden, bf16 *scratch,
+                       bf16 *out) {
+    for (int64_t i = 0; i < count; i++)
+        if (!compute(&layers[i], batch, i ? out : hidden, scratch, out)) return 1;
     return 0;
 }
 
@@ -89,6 +98,6 @@ END_OF_TILES
 
 #else
 
-void actorpp_amx_layer(void) {}
+void actorpp_amx_layers(void) {}
 
 #endif

@@ -1,8 +1,7 @@
-"""Decoder layers of Llama's form in one call of the library (``amx_layer.c``).
+"""Decoder layers of Llama's form, all that are neighbours in one call of the library (``amx_layer.c``).
 
 It takes what ``fused`` has recognised and checked, where all products are on tiles and attention is the library's own,
-and gives the same bits as the library's single functions. What does not change is described once: a layer when it first
-runs, a step for all its layers together.
+and gives the same bits as the library's single functions. A step is described once for all layers.
 """
 
 from __future__ import annotations
@@ -13,61 +12,47 @@ import torch
 
 from actorpp.stages import amx
 from actorpp.stages.amx_backend import side
-from actorpp.stages.backends import Scoring
-from actorpp.stages.history import LayerKV
-from actorpp.stages.linears import TiledLinear, as_rows
+from actorpp.stages.linears import as_rows
 from actorpp.stages.packed import PackedCache
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
 
 
-class AmxLayer:
-    """One layer.
+class AmxLayers:
+    """Neighbouring layers. The caller keeps what they have the addresses of.
 
     Args:
-        norms: Weight and epsilon of the norm before attention and of the one before the MLP.
-        linears: Query, key and value together; output; gate and up in turn; down.
-        heads: Of the queries, and of the keys.
-        width: Of a head, a multiple of 32.
+        indices: Under which their keys and values are stored.
+        layers: Without the memory of keys and values.
     """
 
-    def __init__(
-        self,
-        norms: Sequence[tuple[torch.Tensor, float]],
-        linears: Sequence[TiledLinear],
-        heads: tuple[int, int],
-        width: int,
-        scoring: Scoring,
-    ) -> None:
-        before_attention, before_mlp = (amx.Norm(weight.data_ptr(), epsilon) for weight, epsilon in norms)
-        project, output, gated, down = (linear.described for linear in linears)
-        self._kept = norms, linears  # the library has their addresses alone
-        self._keys: torch.Tensor | None = None
-        self._hidden_size: int = project.in_features
-        self._scratch: int = project.in_features + project.out_features + output.in_features + down.in_features
-        self._layer = amx.Layer(
-            before_attention=before_attention,
-            before_mlp=before_mlp,
-            project=project,
-            output=output,
-            gated=gated,
-            down=down,
-            heads=heads[0],
-            kv_heads=heads[1],
-            width=width,
-            window=scoring.window or 0,
-            scaling=scoring.scaling,
+    def __init__(self, indices: Sequence[int], layers: Sequence[amx.Layer]) -> None:
+        self._indices = indices
+        self._layers = (amx.Layer * len(layers))(*layers)
+        self._hidden_size: int = layers[0].project.in_features
+        self._scratch: int = max(
+            each.project.in_features + each.project.out_features + each.output.in_features + each.down.in_features
+            for each in layers
         )
+        self._keys: torch.Tensor | None = None
 
-    def __call__(self, hidden_states: torch.Tensor, kv: LayerKV, batch: amx.Batch) -> torch.Tensor:
+    def __call__(self, hidden_states: torch.Tensor, packed: PackedCache, batch: amx.Batch) -> torch.Tensor:
         """(1, T, hidden_size) to the same. Raises MemoryError."""
-        if kv.keys is not self._keys:
-            self._layer.key, self._layer.value, self._keys = side(kv.keys), side(kv.values), kv.keys
+        self._attach(packed)
         hidden_states = as_rows(hidden_states, (1, batch.rows, self._hidden_size))
         out = torch.empty_like(hidden_states)
         scratch = torch.empty(batch.rows * self._scratch, dtype=torch.bfloat16)
-        amx.compute_layer(self._layer, batch, hidden_states.data_ptr(), scratch.data_ptr(), out.data_ptr())
+        amx.compute_layers(self._layers, batch, hidden_states.data_ptr(), scratch.data_ptr(), out.data_ptr())
         return out
+
+    def _attach(self, packed: PackedCache) -> None:
+        """Name the memory of the arena to the library; it is allocated anew now and then."""
+        first = packed.layer(self._indices[0], None).keys
+        if first is not self._keys:
+            for index, layer in zip(self._indices, self._layers, strict=True):
+                kv = packed.layer(index, None)
+                layer.key, layer.value = side(kv.keys), side(kv.values)
+            self._keys = first
 
 
 class Batches:

@@ -10,8 +10,9 @@ hidden states. What its attention asks for (scaling, window) is taken from what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import nn
 
 from actorpp.stages import amx
 from actorpp.stages.amx_backend import AmxBackend
-from actorpp.stages.amx_layer import AmxLayer, Batches, Rotary
+from actorpp.stages.amx_layer import AmxLayers, Batches, Rotary
 from actorpp.stages.backends import AttentionBackend, Scoring
 from actorpp.stages.history import LayerKV
 from actorpp.stages.linears import PackedLinear, TiledLinear, gate_with, join
@@ -44,7 +45,7 @@ class FusedLayer:
 
     def __init__(self, layer: Any, scoring: Scoring, shared: Shared) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self._index, self._width = attention.layer_idx, attention.head_dim
+        self.index, self._width = attention.layer_idx, attention.head_dim
         self._project = join([attention.q_proj, attention.k_proj, attention.v_proj])
         self._queries = attention.q_proj.out_features // self._width
         self._keys = attention.k_proj.out_features // self._width
@@ -52,7 +53,6 @@ class FusedLayer:
         self._gate, self._down = gate_with(mlp.gate_proj, mlp.up_proj), mlp.down_proj
         self._norms = [(norm.weight, norm.variance_epsilon) for norm in _norms(layer)]
         self._scoring, self._shared = scoring, shared
-        self._whole = self._in_one_call()
 
     def __call__(
         self,
@@ -64,30 +64,75 @@ class FusedLayer:
         **kwargs: Any,
     ) -> torch.Tensor:
         """(1, T, hidden_size) to the same. What else a model hands to its layers says nothing to a packed batch."""
-        kv, angles = packed.layer(self._index, None), self._shared.angles.of(position_embeddings)
-        if self._whole is not None and type(backend) is AmxBackend:
-            return self._whole(hidden_states, kv, self._shared.batches.of(packed, angles))
         first, second = self._norms
         rows = hidden_states.shape[1]
         heads = self._project(rms_norm(hidden_states, *first)).view(rows, -1, self._width)
-        rotate(heads, self._queries + self._keys, *angles)
+        rotate(heads, self._queries + self._keys, *self._shared.angles.of(position_embeddings))
         query, key, value = heads.transpose(0, 1).split_with_sizes((self._queries, self._keys, self._keys))
-        packed.update(key[None], value[None], self._index)
-        out, _ = backend.attend_step(query, kv, self._scoring)
+        packed.update(key[None], value[None], self.index)
+        out, _ = backend.attend_step(query, packed.layer(self.index, None), self._scoring)
         hidden_states = self._output.plus(out.reshape(1, rows, -1), hidden_states)
         added: torch.Tensor = self._down.plus(self._gate.gated(rms_norm(hidden_states, *second)), hidden_states)
         return added
 
-    def _in_one_call(self) -> AmxLayer | None:
-        """The same in one call of the library; None if it does not compute all of it."""
-        linears = [
-            linear
-            for linear in (self._project, self._output, self._gate, self._down)
-            if isinstance(linear, TiledLinear)
-        ]
-        if len(linears) < 4 or self._width % 32 or self._scoring.softcap is not None or self._scoring.scaling <= 0:
+    def described(self) -> amx.Layer | None:
+        """The same as the library takes it, which then has this layer's addresses; None if it does not compute it."""
+        linears = (self._project, self._output, self._gate, self._down)
+        tiled = [linear.described for linear in linears if isinstance(linear, TiledLinear)]
+        if len(tiled) < len(linears) or self._width % 32 or self._scoring.softcap or self._scoring.scaling <= 0:
             return None
-        return AmxLayer(self._norms, linears, (self._queries, self._keys), self._width, self._scoring)
+        return amx.Layer(
+            *(amx.Norm(weight.data_ptr(), epsilon) for weight, epsilon in self._norms),
+            *tiled,
+            heads=self._queries,
+            kv_heads=self._keys,
+            width=self._width,
+            window=self._scoring.window or 0,
+            scaling=self._scoring.scaling,
+        )
+
+
+class FusedRun:
+    """Fused layers that are neighbours, all computed when a model calls the first of them.
+
+    Attributes:
+        layers: In order; complete before the first call.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self.layers: list[FusedLayer] = []
+        self._shared = shared
+
+    @cached_property
+    def _in_one_call(self) -> AmxLayers | None:
+        described = [found for layer in self.layers if (found := layer.described()) is not None]
+        if len(described) < len(self.layers):
+            return None
+        return AmxLayers([layer.index for layer in self.layers], described)
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        *args: Any,
+        position_embeddings: Rotary,
+        packed: PackedCache,
+        backend: AttentionBackend,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """As ``FusedLayer``, all in turn."""
+        if self._in_one_call is not None and type(backend) is AmxBackend:
+            batch = self._shared.batches.of(packed, self._shared.angles.of(position_embeddings))
+            return self._in_one_call(hidden_states, packed, batch)
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states, position_embeddings=position_embeddings, packed=packed, backend=backend
+            )
+        return hidden_states
+
+
+def _pass_on(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Stands for a layer that the first of its run has computed."""
+    return hidden_states
 
 
 class Angles:
@@ -141,8 +186,8 @@ def rotate(heads: torch.Tensor, count: int, cos: torch.Tensor, sin: torch.Tensor
 
 
 @contextmanager
-def fusing(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Run the model once inside: afterwards layers of the right form compute as ``FusedLayer`` does.
+def fusing(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Run the model once inside: afterwards layers of the right form compute as ``FusedLayer`` does, in runs.
 
     What they multiply with the same hidden states is then joined, and the single projections are gone.
     """
@@ -156,12 +201,23 @@ def fusing(layers: Iterable[nn.Module]) -> Iterator[None]:
     for hook in hooks:
         hook.remove()
     shared = Shared()
-    for layer, (args, kwargs) in calls.items():
-        if (fused := _checked(layer, args, kwargs, shared)) is not None:
-            layer.forward = fused
-            for name in ("q_proj", "k_proj", "v_proj"):
-                delattr(layer.self_attn, name)
-            del layer.mlp.gate_proj, layer.mlp.up_proj
+    run, angles = FusedRun(shared), None
+    each: Any
+    for each in layers:
+        args, kwargs = calls.get(each, ((), {}))
+        fused = _checked(each, args, kwargs, shared) if kwargs else None
+        if fused is None:
+            angles = None  # a run ends
+            continue
+        if kwargs["position_embeddings"] is angles:
+            each.forward = _pass_on
+        else:
+            each.forward = run = FusedRun(shared)
+        run.layers.append(fused)
+        angles = kwargs["position_embeddings"]
+        for name in ("q_proj", "k_proj", "v_proj"):
+            delattr(each.self_attn, name)
+        del each.mlp.gate_proj, each.mlp.up_proj
 
 
 def _has_form(layer: Any) -> bool:
