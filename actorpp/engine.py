@@ -227,6 +227,7 @@ class Engine:
         end_ids = tuple(sorted(stop_ids)) if params.sampling.min_tokens else ()
         handle = Handle(
             next(self._rids),
+            prompt_len=len(prompt_ids),
             clock=self._clock,
             stage_busy=self._busy,
             abort=self._requests.abort,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from copy import copy
 
 from actorpp.analysis.trace import TracedRequest
-from actorpp.coordinator.request import EndReason, Request
+from actorpp.coordinator.request import ChunkTimes, EndReason, Request
 from actorpp.errors import RequestError
 from actorpp.serving.activity import Activity, RequestRecord
 from actorpp.serving.api import Event, Finished, PrefillStats, Progress, PromptLogprobs, RequestMetrics, Tokens
@@ -19,16 +20,21 @@ class Handle:
 
     Args:
         rid: The request's number in the engine.
+        prompt_len: Tokens of the prompt.
         clock: Seconds, as of the loop.
         stage_busy: Compute seconds of each stage so far.
         abort: Asks the coordinator for the end.
         activity: Told of first tokens, of the time between tokens, and of the end.
+
+    Attributes:
+        request: What the coordinator has of it, which refers to this too; let go at the end, and with it the prompt.
     """
 
     def __init__(
         self,
         rid: int,
         *,
+        prompt_len: int,
         clock: Callable[[], float],
         stage_busy: Callable[[], list[float]],
         abort: Callable[[Request], None],
@@ -36,6 +42,8 @@ class Handle:
     ) -> None:
         self.id = str(rid)
         self.request: Request | None = None  # set by the engine, before the coordinator hears of it
+        self._prompt_len = prompt_len
+        self._chunk_times: list[ChunkTimes] = []  # of the request, once it has ended
         self._clock = clock
         self._stage_busy = stage_busy
         self._abort = abort
@@ -64,12 +72,12 @@ class Handle:
         """Its line in a trace, so far."""
         return TracedRequest(
             rid=int(self.id),
-            prompt_tokens=self.request.prompt_len if self.request is not None else 0,
+            prompt_tokens=self._prompt_len,
             output_tokens=self._generated,
             submitted=self._submitted_at,
             first_token=self._first_token_at,
             ended=self._ended_at,
-            chunks=tuple(self.request.chunk_times) if self.request is not None else (),
+            chunks=tuple(self._chunk_times if self.request is None else self.request.chunk_times),
         )
 
     # --- the coordinator's side --------------------------------------------------------------------------------------
@@ -101,15 +109,18 @@ class Handle:
         self._news.set()
 
     def ended(self, reason: EndReason) -> None:
-        self._ended_at = self._clock()
-        self._end = Finished(reason, self._metrics())
-        self._activity.ended(self._record(reason))
-        self._news.set()
+        self._over(Finished(reason, self._metrics()), reason)
 
     def failed(self, error: RequestError) -> None:
+        self._over(error, error.code)
+
+    def _over(self, end: Finished | RequestError, outcome: str) -> None:
         self._ended_at = self._clock()
-        self._end = error
-        self._activity.ended(self._record(error.code))
+        self._end = end
+        self._activity.ended(self._record(outcome))
+        if self.request is not None:
+            self._chunk_times = self.request.chunk_times
+            self.request = None
         self._news.set()
 
     # --- the client's side -------------------------------------------------------------------------------------------
@@ -135,11 +146,12 @@ class Handle:
                 yield self._end
                 return
             elif self._end is not None:
-                raise self._end
+                # A copy: it gets the frames of who hears of it, and these refer to this.
+                raise copy(self._end) from self._end.__cause__
 
     def prefill(self) -> PrefillStats:
         """How far the prompt is."""
-        total = 0 if self.request is None else self.request.prompt_len
+        total = self._prompt_len
         at, computed = self._newest
         remaining = None
         if self._pace_from is not None and computed > self._pace_from[1]:
@@ -149,15 +161,14 @@ class Handle:
 
     def _record(self, outcome: str) -> RequestRecord:
         metrics = self._end.metrics if isinstance(self._end, Finished) else None
-        prompt = 0 if self.request is None else self.request.prompt_len
-        return RequestRecord(outcome, metrics is None, prompt, self._generated, metrics)
+        return RequestRecord(outcome, metrics is None, self._prompt_len, self._generated, metrics)
 
     def _metrics(self) -> RequestMetrics:
         e2e = max(self._clock() - self._submitted_at, 1e-9)
         ttft = tpot = rate = None
-        if self._first_token_at is not None and self.request is not None:
+        if self._first_token_at is not None:
             ttft = self._first_token_at - self._submitted_at
-            rate = self.request.prompt_len / max(self._first_token_at - self._submitted_at, 1e-9)
+            rate = self._prompt_len / max(self._first_token_at - self._submitted_at, 1e-9)
             if self._generated > 1:
                 tpot = (self._last_token_at - self._first_token_at) / (self._generated - 1)
         busy = zip(self._busy_before, self._stage_busy(), strict=True)

@@ -175,9 +175,11 @@ class ZmqServer:
             self._answers.create_task(self._answer(number, header, frames, self._router.sender_type()))
 
     async def _answer(self, number: int, header: RequestHeader, frames: list[bytes], peer_type: str) -> None:
-        """Run the operation and reply. When it is cancelled, ``serve`` replies instead."""
+        """Run the operation and reply. When it is cancelled, ``serve`` replies instead.
+
+        An error is let go as soon as it is told: it has this frame, and with it the message.
+        """
         pending = self._pending[number]
-        error: ActorppError
         try:
             fields, ids, fingerprint = await self._decoded(header.op, frames)
             call = Call(
@@ -190,16 +192,13 @@ class ZmqServer:
                 send=lambda reply: self._send(pending, reply),
             )
             self._reply(pending, await self._operations.do(call))
-            del self._pending[number]
-            return
-        except ActorppError as raised:
-            self._counters["protocol_errors"] += isinstance(raised, ProtocolError)
-            error = raised
+        except ActorppError as error:
+            self._counters["protocol_errors"] += isinstance(error, ProtocolError)
+            self._reply_error(pending, error)
         except Exception as fault:  # of ours: this client is told, the others do not notice
             _log.exception("operation failed", op=header.op)
-            error = ActorppError(f"internal error: {type(fault).__name__}")
+            self._reply_error(pending, ActorppError(f"internal error: {type(fault).__name__}"))
         del self._pending[number]
-        self._reply_error(pending, error)
 
     async def _decoded(self, op: str, frames: list[bytes]) -> tuple[dict[str, Any], array[int] | None, bytes]:
         """Body, ids in one piece, and fingerprint of a message. A big one is worked on beside the loop."""

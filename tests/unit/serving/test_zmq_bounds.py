@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -36,6 +38,30 @@ def test_finished_requests_are_bounded(limits: JobLimits) -> None:
         assert (await setup.once("stats"))[1]["server"]["requests_kept"] == 2
 
     serve(body, job_limits=limits)
+
+
+@pytest.mark.parametrize("op", ["no such operation", "generate"])
+def test_a_message_that_was_refused_is_let_go_at_once(op: str) -> None:
+    """Python's collector does not know how large it is, and may take long to come."""
+    big = bytes(4 << 20)
+
+    async def body(setup: Setup) -> None:
+        client = setup.client()
+        await setup.ask(client, "ping")
+        gc.disable()
+        tracemalloc.start()
+        try:
+            header, _, _ = await setup.ask(client, op, {}, big)
+            for _ in range(100):  # the thread that decoded it may still have it in hand
+                await setup.ask(client, "ping")
+            held, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+        assert header["status"] == "error"
+        assert held < len(big) <= most
+
+    serve(body)
 
 
 def test_finished_requests_are_forgotten_in_time() -> None:
