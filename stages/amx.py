@@ -16,7 +16,7 @@ from actorpp.errors import ConfigError
 
 LIBRARY = "actorpp.stages._amx"
 
-INTERFACE = 4
+INTERFACE = 5
 """What this module takes the library's functions to be; the same number stands in ``amx.h``, and both are raised with
 every change of a function."""
 
@@ -142,6 +142,7 @@ def library() -> Any:
     loaded.actorpp_rms_norm.argtypes = (*[pointer] * 3, *[number] * 2, ctypes.c_float)
     loaded.actorpp_rotate.argtypes = (*[pointer] * 3, *[number] * 4)
     loaded.actorpp_file.argtypes = (*[pointer] * 3, *[number] * 6)
+    loaded.actorpp_likeliest.argtypes = (*[pointer] * 2, *[number] * 2)
     loaded.actorpp_amx_layers.argtypes = (pointer, number, *[pointer] * 4)
     loaded.actorpp_amx_linear.argtypes = (*[pointer] * 4, number, *[ctypes.c_int32] * 2)
     return loaded if loaded.actorpp_amx_start() == 0 else None

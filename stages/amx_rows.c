@@ -1,4 +1,5 @@
-/* What stands between a layer's matrix products, row by row in bfloat16: normalising, rotating, filing keys and values.
+/* What stands between a model's matrix products, row by row in bfloat16: normalising, rotating, filing keys and values,
+   and finding the likeliest id.
 
    A decode step has few rows, so that calls cost more than what they compute: each function here stands for a handful
    of torch's. One thread computes all rows; beside the products that is nothing. Arithmetic is in float32, and each
@@ -58,6 +59,30 @@ void actorpp_file(char *to, const char *from, const int64_t *slots, int64_t rows
         for (int64_t row = 0; row < rows; row++) memcpy(to + slots[row] * width, from + row * from_row, (size_t)width);
 }
 
+/* Numbers that are in order as the 32 of up to count are, the others the least: zeros are equal, NaN is the largest. */
+INLINE __m512i ordered(const bf16 *x, int64_t count) {
+    __mmask32 there = count < 32 ? (__mmask32)((1u << count) - 1) : 0xffffffffu;
+    __m512i bits = _mm512_maskz_loadu_epi16(there, x), size = _mm512_and_si512(bits, _mm512_set1_epi16(0x7fff));
+    __mmask32 nan = _mm512_cmpgt_epi16_mask(size, _mm512_set1_epi16(0x7f80));
+    size = _mm512_mask_sub_epi16(size, _mm512_movepi16_mask(bits), _mm512_setzero_si512(), size);
+    size = _mm512_mask_mov_epi16(size, nan, _mm512_set1_epi16(0x7fff));
+    return _mm512_mask_mov_epi16(_mm512_set1_epi16(-0x8000), there, size);
+}
+
+void actorpp_likeliest(const bf16 *x, int64_t *ids, int64_t rows, int64_t n) {
+    for (int64_t row = 0; row < rows; row++, x += n) {
+        __m512i lanes = _mm512_set1_epi16(-0x8000);
+        for (int64_t i = 0; i < n; i += 32) lanes = _mm512_max_epi16(lanes, ordered(x + i, n - i));
+        int16_t each[32], largest = -0x8000;
+        _mm512_storeu_si512(each, lanes);
+        for (int i = 0; i < 32; i++) largest = each[i] > largest ? each[i] : largest;
+        int64_t at = 0;
+        __mmask32 found;
+        while (!(found = _mm512_cmpeq_epi16_mask(ordered(x + at, n - at), _mm512_set1_epi16(largest)))) at += 32;
+        ids[row] = at + __builtin_ctz(found);
+    }
+}
+
 END_OF_TILES
 
 #else
@@ -65,5 +90,6 @@ END_OF_TILES
 void actorpp_rms_norm(void) {}
 void actorpp_rotate(void) {}
 void actorpp_file(void) {}
+void actorpp_likeliest(void) {}
 
 #endif

@@ -322,21 +322,21 @@ class StageHost:
 
     def _input_ids(self, step: Step, outputs: Mapping[int, Output]) -> torch.Tensor:
         """(1, T) ids of the step's segments."""
-        ids = []
+        ids: list[int] = []
         for segment in step.segments:
             match segment.token:
                 case None:
                     tokens = self._requests[segment.rid].tokens
                     if tokens is None or len(tokens) < segment.start + segment.length:
                         raise ProtocolError(f"step {step.seq} goes past the ids of request {segment.rid}")
-                    ids.append(tokens[segment.start : segment.start + segment.length])
+                    ids += tokens[segment.start : segment.start + segment.length].tolist()
                 case FromOutput(seq, index):
                     if seq not in outputs or index >= len(outputs[seq].ids):
                         raise ProtocolError(f"step {step.seq} needs output {seq}, which is not here")
-                    ids.append(torch.tensor([outputs[seq].ids[index]]))
+                    ids.append(outputs[seq].ids[index])
                 case literal:
-                    ids.append(torch.tensor([literal]))
-        return torch.cat(ids)[None]
+                    ids.append(literal)
+        return torch.tensor(ids)[None]
 
     def forward(
         self,

@@ -77,15 +77,14 @@ def pack(parts: Sequence[tuple[PageTable, int, int]], arena: KVArena) -> tuple[P
         The cache for this step, and the (1, T) int64 positions, both on the arena's device.
     """
     segments: list[PackedSegment] = []
-    positions: list[torch.Tensor] = []
-    slots: list[torch.Tensor] = []
-    offset = 0
+    positions: list[int] = []
+    slots: list[int] = []
     for table, start, length in parts:
         runs = table.runs(0, start + length)
-        segments.append(PackedSegment(offset, length, runs))
-        positions.append(torch.arange(start, start + length))
-        slots += [torch.arange(run.slot, run.slot + run.length) for run in table.runs(start, start + length)]
-        offset += length
+        segments.append(PackedSegment(len(positions), length, runs))
+        positions += range(start, start + length)
+        for run in table.runs(start, start + length):
+            slots += range(run.slot, run.slot + run.length)
     layout = StepLayout(segments, arena.page_size, arena.device)
-    cache = PackedCache(layout, arena, torch.cat(slots).to(arena.device, non_blocking=True))
-    return cache, torch.cat(positions)[None].to(arena.device, non_blocking=True)
+    cache = PackedCache(layout, arena, torch.tensor(slots).to(arena.device, non_blocking=True))
+    return cache, torch.tensor(positions)[None].to(arena.device, non_blocking=True)

@@ -8,6 +8,8 @@ import torch
 from actorpp.stages import amx
 from actorpp.stages.fused import Angles, rms_norm, rotate
 from actorpp.stages.kv import KVArena, LayerShape
+from actorpp.stages.messages import SamplingParams
+from actorpp.stages.sampler import SampleRow, processors, sample
 
 pytestmark = pytest.mark.skipif(not amx.library(), reason="no CPU with AMX tiles, or no C compiler at installation")
 
@@ -48,6 +50,26 @@ def test_heads_are_rotated_and_the_others_left(monkeypatch: pytest.MonkeyPatch, 
     torch.testing.assert_close(ours[:, :4].double(), exact, rtol=2**-8, atol=1e-6)
     torch.testing.assert_close(theirs, ours, rtol=2**-6, atol=2**-6)
     assert torch.equal(ours[:, 4:], heads[:, 4:])
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 100, 49152])
+def test_the_likeliest_id_is_torchs(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """The first of several, as many logits are the same in bfloat16; NaN and infinities where they come."""
+    torch.manual_seed(width)
+    logits = torch.randn(30, width).bfloat16()
+    logits[1], logits[2], logits[3] = -torch.inf, -1.0 - logits[2].abs(), -torch.finfo(torch.bfloat16).max
+    logits[4] = torch.tensor([-0.0, 0.0]).repeat(width)[:width]
+    logits[5], logits[6] = torch.tensor([0.0, -0.0]).repeat(width)[:width], torch.inf
+    for row, special in enumerate((torch.nan, -torch.nan, torch.inf, -torch.inf), start=7):
+        logits[row, width // 2 :: 3] = special
+    logits[11, width // 3], logits[11, -1] = torch.inf, -torch.nan
+    rows = [SampleRow(SamplingParams(temperature=0), processors(SamplingParams(temperature=0), 1), 0)] * 30
+    ours, broken = sample(logits, rows)
+    monkeypatch.setattr(amx, "library", lambda: None)
+    theirs, found = sample(logits, rows)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(ours, logits.float().argmax(dim=-1))
+    assert torch.equal(broken, found)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
