@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -77,8 +78,8 @@ class Job:
             self._completion.abort()
 
     def cause(self) -> ActorppError:
-        """What it ended with instead of a result, to be raised: without the frames of those who were told before."""
-        return (self.error or AbortedError("the request was aborted")).with_traceback(None)
+        """What it ended with instead of a result, to be raised. A copy: who is told adds frames, which have this."""
+        return AbortedError("the request was aborted") if self.error is None else copy(self.error)
 
     async def follow(self, gateway: Gateway, request: CompletionRequest, deadline_s: float | None) -> None:
         """Run the request to its end; how it ended is in ``result`` or ``error``."""

@@ -40,8 +40,10 @@ def test_finished_requests_are_bounded(limits: JobLimits) -> None:
     serve(body, job_limits=limits)
 
 
-@pytest.mark.parametrize("op", ["no such operation", "generate"])
-def test_a_message_that_was_refused_is_let_go_at_once(op: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "fields"), [("no such operation", {}), ("generate", {}), ("submit", {"prompt_tokens_buffer": 0})]
+)
+def test_a_message_that_was_refused_is_let_go_at_once(op: str, fields: dict[str, Any]) -> None:
     """Python's collector does not know how large it is, and may take long to come."""
     big = bytes(4 << 20)
 
@@ -51,7 +53,7 @@ def test_a_message_that_was_refused_is_let_go_at_once(op: str) -> None:
         gc.disable()
         tracemalloc.start()
         try:
-            header, _, _ = await setup.ask(client, op, {}, big)
+            header, _, _ = await setup.ask(client, op, fields, big)
             for _ in range(100):  # the thread that decoded it may still have it in hand
                 await setup.ask(client, "ping")
             held, most = tracemalloc.get_traced_memory()
