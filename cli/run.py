@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import sys
 from collections.abc import AsyncIterator, Coroutine
@@ -16,7 +15,7 @@ import msgspec
 
 from actorpp.cli.display import Output, figures
 from actorpp.cli.loop import Drain
-from actorpp.cli.memory import give_large_blocks_back
+from actorpp.cli.memory import give_large_blocks_back, set_apart_what_stays
 from actorpp.config import EngineConfig
 from actorpp.engine import Engine
 from actorpp.errors import ConfigError
@@ -172,10 +171,7 @@ async def _serve(
             open_doors = doors.create_task(zmq.serve(gateway)), doors.create_task(http.serve(gateway))
             # ZeroMQ answers from its task's first turn on; until HTTP does, the system takes its connections.
             await asyncio.sleep(0)
-            # What has been made by now stays. Python's collector would look at all of it again, now and then, for a
-            # tenth of a second in which nobody is answered.
-            gc.collect()
-            gc.freeze()
+            set_apart_what_stays()
             output.write(_announcement(http, zmq, gateway, as_json=as_json))
             await drain.requested.wait()
             await gateway.drain()

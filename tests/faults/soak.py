@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import os
 import random
 import subprocess
@@ -35,7 +34,7 @@ from statistics import fmean
 
 import psutil
 
-from actorpp.cli.memory import give_large_blocks_back
+from actorpp.cli.memory import give_large_blocks_back, set_apart_what_stays
 from actorpp.config import EngineConfig
 from actorpp.logs import configure_logging
 from tests.faults.clients import Clients, clients_of
@@ -228,8 +227,7 @@ async def main(options: argparse.Namespace, model: str) -> int:
         opened(config, options.seed, longest=100) as harness,
         clients_of(harness.engine, options.seed, longest=600) as clients,
     ):
-        gc.collect()
-        gc.freeze()
+        set_apart_what_stays()
         try:
             await load(harness, clients, options, over_time)
             if not (harness.tally.failed or clients.wrong):
