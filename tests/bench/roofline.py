@@ -9,9 +9,10 @@ which its operations and bytes could be done at these, whichever takes longer; i
 Operations are multiplications and additions: attention's exponentials and the rest's work are none. Bytes are those
 that have to be read or written once: weights, hidden states, keys and values.
 
-Products and attention are timed call by call, in a step of their own, for the library may compute whole layers in one;
-the rest is what the step right before it took beyond them. All times are CPU time of the thread. A kernel that is
-better than torch's product has a share above 1.
+Products and attention are timed call by call, in a step of their own, for the library may compute all layers in one.
+The rest is what the step right before it took outside of that one call and of products elsewhere, or outside of all
+products and attention where there is no such call. All times are CPU time of the thread. A kernel that is better than
+torch's product has a share above 1.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from torch import nn
 
 from actorpp.cli.machine import cpu_name
 from actorpp.coordinator.ports import compute_environment
+from actorpp.stages import amx
 from actorpp.stages.backends import AttentionBackend, Scoring
 from actorpp.stages.checkpoint import resolve
 from actorpp.stages.history import LayerKV
@@ -163,8 +165,13 @@ class Sample(NamedTuple):
 
 def measure(model: Path, dtype: str, jobs: Sequence[Job], *, rounds: int, machine: Machine) -> dict[str, list[Sample]]:
     """Samples of each job, ``rounds`` of them, the jobs in turn; one round more goes before, to warm up."""
-    products, attention = Part(), Part()
-    with timed_products(products):
+    products, attention, layers = Part(), Part(), Part()
+
+    def compute_layers(*arguments: Any) -> None:
+        layers.seconds += _cpu_seconds(lambda: compute(*arguments))
+
+    compute = amx.compute_layers
+    with timed_products(products), patch.object(amx, "compute_layers", compute_layers):
         way = Way(model, dtype, contextlib.nullcontext)
         backend = way.host._backend
         found: dict[str, list[Sample]] = {job.name: [] for job in jobs}
@@ -172,11 +179,10 @@ def measure(model: Path, dtype: str, jobs: Sequence[Job], *, rounds: int, machin
             for job in jobs:
                 peaks = machine.peaks()
                 way.host._backend = backend
-                whole = way.run(job)
-                products.take()
+                whole, alone, in_one = way.run(job), products.take().seconds, layers.take().seconds
                 way.host._backend = TimedAttention(backend, attention)
                 way.run(job)
-                rest = Part(whole - products.seconds - attention.seconds)
+                rest = Part(whole - alone - (in_one or attention.seconds))
                 parts = {"products": products.take(), "attention": attention.take(), "rest": rest}
                 found[job.name].append(Sample(parts, peaks))
     return {name: samples[1:] for name, samples in found.items()}
