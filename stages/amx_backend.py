@@ -10,7 +10,7 @@ from actorpp.stages.history import LayerKV
 
 
 class AmxBackend(FlashBackend):
-    """Chunks of a prompt take about 0.45 of the flash kernel's time [``python -m tests.bench.steps``].
+    """Chunks of a prompt take about 0.4 of the flash kernel's time [``python -m tests.bench.steps``].
 
     What the library does not compute goes to ``FlashBackend``: other types than bfloat16, latents, soft caps, and
     widths that are no multiple of 32.
