@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from actorpp.config import DEFAULT_SMOOTH_FACTOR, EngineConfig
 from actorpp.coordinator.balance import auto_partition
 from actorpp.coordinator.chunking.choose import make_policy
-from actorpp.coordinator.chunking.fit import CostLearner
+from actorpp.coordinator.chunking.learner import CostLearner
 from actorpp.coordinator.chunking.operations import prior
 from actorpp.coordinator.chunking.plan import ChunkPlan, plan_prompt
 from actorpp.coordinator.chunking.policy import ChunkPolicy, PolicyContext

@@ -21,7 +21,8 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from actorpp.coordinator.chunking.fit import CostLearner, StageSample
+from actorpp.coordinator.chunking.fit import StageSample
+from actorpp.coordinator.chunking.learner import CostLearner
 from actorpp.coordinator.chunking.policy import ChunkPolicy, ChunkRequest
 from actorpp.coordinator.pages import PagePool
 from actorpp.coordinator.request import ChunkTimes, EndReason, Phase, Request

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from actorpp.coordinator.chunking.cost import CostModel, StageCost
-from actorpp.coordinator.chunking.fit import CostLearner
 from actorpp.coordinator.chunking.flowshop import in_window, makespan
+from actorpp.coordinator.chunking.learner import CostLearner
 from actorpp.coordinator.chunking.planned import PlannedChunks
 from actorpp.coordinator.chunking.policy import ChunkPolicy, ChunkRequest, PolicyContext
 from actorpp.coordinator.chunking.sglang import Quadratic, SglangChunks

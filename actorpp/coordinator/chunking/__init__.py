@@ -9,7 +9,8 @@
 ``choose``       ``make_policy``: by name, or a class of the user's own by import path
 ``cost``         ``StageCost``, ``CostModel``: seconds of a step from its history and tokens
 ``operations``   the same from the model's operation counts, before anything was measured
-``fit``          least squares: ``fit_profile`` over samples, ``CostLearner`` while the engine runs
+``fit``          least squares over samples
+``learner``      learns costs while the engine runs
 ``flowshop``     when steps leave a pipeline: ``makespan``
 ``search``       ``best_chunks``: the chunks with the smallest makespan
 ``plan``         ``ChunkPlan``: what a policy would do with a prompt, and how long it would take

@@ -87,7 +87,7 @@ class PlannedChunks:
         return plan
 
     def _best(self, history: int, remaining: int, queued: int, steps_ahead: int) -> tuple[int, ...]:
-        model: CostModel = self._costs.model
+        model: CostModel = self._costs.typical
         ahead = [model.times(*chunk) for chunk in self._issued][-steps_ahead:] if steps_ahead else []
         return best_chunks(
             model,

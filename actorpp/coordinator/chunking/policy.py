@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from actorpp.coordinator.chunking.fit import CostLearner
+from actorpp.coordinator.chunking.learner import CostLearner
 from actorpp.coordinator.chunking.profile import Profile
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from actorpp.coordinator.chunking.cost import CostModel
-from actorpp.coordinator.chunking.fit import CostLearner
+from actorpp.coordinator.chunking.learner import CostLearner
 from actorpp.coordinator.chunking.policy import ChunkRequest
 from tests.unit.coordinator.chunking.support import model
 from tests.unit.coordinator.support import Pipe, request, scheduler

@@ -12,8 +12,8 @@ import random
 import pytest
 
 from actorpp.coordinator.chunking.cost import CostModel
-from actorpp.coordinator.chunking.fit import CostLearner
 from actorpp.coordinator.chunking.flowshop import in_window, makespan
+from actorpp.coordinator.chunking.learner import CostLearner
 from actorpp.coordinator.chunking.planned import PlannedChunks
 from actorpp.coordinator.chunking.policy import ChunkPolicy, PolicyContext
 from actorpp.runtime import ActorSystem

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actorpp.coordinator.chunking.cost import CostModel, StageCost
-from actorpp.coordinator.chunking.fit import CostLearner, StageSample
+from actorpp.coordinator.chunking.fit import StageSample
+from actorpp.coordinator.chunking.learner import CostLearner
 from actorpp.coordinator.chunking.policy import PolicyContext
 from actorpp.coordinator.chunking.profile import Profile
 

@@ -1,0 +1,207 @@
+"""Learning what a step costs while the engine runs, on machines whose speed changes.
+
+A stage that takes 1.7 times as long for some seconds, because a neighbour has the core, looks like one whose cost grows
+with the history: a prompt's chunks go by in just such times. Least squares on the times believes it, and plans for it.
+So what is learned here has three parts that differ in how they may change:
+
+- the *shape*: by what factors the prior's fixed, attention and head costs are off, beside its cost of a token. All
+  stages share it: they run the same code on layers of the same kind. It barely changes;
+- the *speed* of each stage at this moment, which may drift, or jump;
+- the *typical speed*: how much slower one stage is than the others on the average. Plans are made for this one: a plan
+  made for a stage that is slow just now gains little if it stays slow, and loses more if it does not.
+
+Shape and speed are the state of an extended Kalman filter (R. E. Kalman, 1960) that observes logarithms of stage times,
+
+    log t = speed + log(step c + b x + attention (gamma L + a (2 L x + x^2)) + head)
+
+with the update iterated, as the sum in the logarithm is not linear. A time farther off than ``_JUMP`` standard
+deviations is taken for a jump of that stage's speed, which says nothing of the shape. How far times scatter from step
+to step is estimated meanwhile.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actorpp.coordinator.chunking.cost import CostModel, StageCost
+from actorpp.coordinator.chunking.fit import StageSample
+
+_Array = NDArray[np.float64]
+
+# Standard deviations of logarithms: 0.1 is about 10%.
+_SHAPE = (0.7, 0.5, 0.7)  # of the prior's fixed, attention and head costs, if they are operation counts
+_SAVED_SHAPE = (0.15, 0.1, 0.15)  # if they were measured once
+_SAVED_SPEED = 0.5  # of the speed then and now
+_UNKNOWN_SPEED = 1e3
+_SHAPE_DRIFT, _SPEED_DRIFT = 0.003, 0.01  # from one step to the next
+_JUMP = 3.0  # standard deviations
+_NOISE, _NOISE_COUNT = 0.1, 10  # how times scatter before anything was measured, and as how many steps this counts
+_LEAST_NOISE = 0.01
+_INEQUALITY = 0.05  # of stages that the prior takes for equal
+_UNSEEN = 0.2  # by how much one step's difference between stages may be of that step alone, at least
+_MEMORY = 0.995  # weight of a step against the next one in what is learned of scatter and typical speeds
+_ITERATIONS = 3
+_FACTORS = 3  # of the shape
+
+
+class CostLearner:
+    """A cost model that gets better while the engine runs.
+
+    It learns from steps that hold one prompt chunk and nothing else: only of these it is known what took the time.
+
+    Args:
+        prior: What is believed until something is measured. Its shape counts; measurements give the seconds, unless
+            the prior was itself measured.
+
+    Attributes:
+        measured: Steps learned from.
+    """
+
+    def __init__(self, prior: CostModel) -> None:
+        self._prior = prior
+        self._costs = np.array([[cost.c, cost.gamma, cost.b, cost.a, cost.head] for cost in prior.stages]).T
+        shape, speed = (_SAVED_SHAPE, _SAVED_SPEED) if prior.in_seconds else (_SHAPE, _UNKNOWN_SPEED)
+        deviations = np.array([*shape, *[speed] * self.num_stages])
+        self._state: _Array = np.zeros(len(deviations))  # log factors of the shape, then log speeds of the stages
+        self._covariance: _Array = np.diag(deviations**2)
+        drift = np.array([_SHAPE_DRIFT] * _FACTORS + [_SPEED_DRIFT] * self.num_stages)
+        self._drift = np.diag(drift**2)
+        self._residuals = _Residuals(self.num_stages)
+        self._model: CostModel | None = prior
+        self._typical: CostModel | None = prior
+        self._cold = True
+        self.measured = 0
+
+    @property
+    def num_stages(self) -> int:
+        return len(self._prior.stages)
+
+    @property
+    def model(self) -> CostModel:
+        """What a step takes at the stages' speeds of this moment: for predictions."""
+        if self._model is None:
+            self._model = self._at(self._state[_FACTORS:])
+        return self._model
+
+    @property
+    def typical(self) -> CostModel:
+        """What it takes at their typical speeds: for plans."""
+        if self._typical is None:
+            self._typical = self._at(self._state[_FACTORS:].mean() + self._residuals.differences())
+        return self._typical
+
+    def add(self, sample: StageSample) -> None:
+        """Learn from a step. The engine's first step is cold (memory, kernels, caches) and is left out."""
+        if self._cold or len(sample.seconds) != self.num_stages or min(sample.seconds) <= 0:
+            self._cold = False
+            return
+        measured = np.log(sample.seconds)
+        self._update(sample, measured)
+        expected, _ = self._linear(sample, self._state)
+        self._residuals.add(measured - expected + self._state[_FACTORS:])
+        self.measured += 1
+        self._model = self._typical = None
+
+    def _linear(self, sample: StageSample, state: _Array) -> tuple[_Array, _Array]:
+        """The logarithms of the stages' times in this state, (stages,), and their derivatives, (stages, state)."""
+        c, gamma, b, a, head = self._costs
+        step, attention, last = np.exp(state[:_FACTORS])
+        parts = np.stack(
+            [
+                step * c,
+                attention * (gamma * sample.history + a * (2 * sample.history + sample.tokens) * sample.tokens),
+                last * head * sample.samples,
+            ],
+            axis=1,
+        )
+        whole = parts.sum(axis=1) + b * sample.tokens
+        return np.log(whole) + state[_FACTORS:], np.hstack([parts / whole[:, None], np.eye(self.num_stages)])
+
+    def _update(self, sample: StageSample, measured: _Array) -> None:
+        before, noise = self._state, self._residuals.noise**2 * np.eye(self.num_stages)
+        covariance = self._covariance + self._drift
+        expected, slopes = self._linear(sample, before)
+        if self.measured or self._prior.in_seconds:
+            errors = (measured - expected) ** 2
+            variances = np.diag(slopes @ covariance @ slopes.T + noise)
+            jumps = np.where(errors > _JUMP**2 * variances, errors, 0.0)
+            covariance += np.diag([*[0.0] * _FACTORS, *jumps])
+        for _ in range(_ITERATIONS):
+            gain = np.linalg.solve(slopes @ covariance @ slopes.T + noise, slopes @ covariance).T
+            linear, used = measured - expected - slopes @ (before - self._state), slopes
+            self._state = before + gain @ linear
+            expected, slopes = self._linear(sample, self._state)
+        covariance -= gain @ used @ covariance
+        self._covariance = (covariance + covariance.T) / 2
+
+    def _at(self, speeds: _Array) -> CostModel:
+        step, attention, last = np.exp(self._state[:_FACTORS]).tolist()
+        # The mean of times that scatter is greater than that of their logarithms says.
+        factors = np.exp(speeds + self._residuals.noise**2 / 2).tolist()
+        return CostModel(
+            tuple(
+                StageCost(
+                    c=factor * step * prior.c,
+                    gamma=factor * attention * prior.gamma,
+                    b=factor * prior.b,
+                    a=factor * attention * prior.a,
+                    head=factor * last * prior.head,
+                )
+                for factor, prior in zip(factors, self._prior.stages, strict=True)
+            )
+        )
+
+
+class _Residuals:
+    """What the measured times say of the stages' speeds, step after step: how they scatter, and how they differ."""
+
+    def __init__(self, stages: int) -> None:
+        self._last: list[_Array] = []  # two
+        # Sums over steps, each step weighing _MEMORY of the next.
+        self._count = 0.0
+        self._difference = np.zeros(stages)  # of a stage from the mean of all
+        self._square = np.zeros(stages)
+        self._change = np.zeros(stages)  # squared, of the difference, from the step before
+        self._near = self._far = 2 * _NOISE**2 * _NOISE_COUNT  # squared change of a speed in one step, and in two
+        self._noise_count = float(_NOISE_COUNT)
+
+    def add(self, speeds: _Array) -> None:
+        """The logarithm of each stage's speed as one step shows it."""
+        difference = speeds - speeds.mean()
+        self._count = _MEMORY * self._count + 1
+        self._difference = _MEMORY * self._difference + difference
+        self._square = _MEMORY * self._square + difference**2
+        self._change *= _MEMORY
+        if self._last:
+            before = self._last[-1]
+            self._change += (difference - before + before.mean()) ** 2
+        if len(self._last) == 2:
+            self._near = _MEMORY * self._near + float(np.mean((speeds - self._last[1]) ** 2))
+            self._far = _MEMORY * self._far + float(np.mean((speeds - self._last[0]) ** 2))
+            self._noise_count = _MEMORY * self._noise_count + 1
+        self._last = [*self._last[-1:], speeds]
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one step's times around the speed of that moment.
+
+        Scatter alone changes a time as much in one step as in two; a speed that wanders, twice as much in two. (It is
+        the nugget of the variogram; G. Matheron, 1963.)
+        """
+        return max(_LEAST_NOISE, sqrt(max(0.0, (2 * self._near - self._far) / (2 * self._noise_count))))
+
+    def differences(self) -> _Array:
+        """How much slower than the mean each stage is on the average, as a logarithm, as far as that can be believed.
+
+        The mean of n values that depend on the one before is as uncertain as that of n (1 - rho) / (1 + rho)
+        independent ones: stages that were slow in turn are known as equal only after many turns.
+        """
+        count = self._count
+        mean = self._difference / count
+        variance = np.maximum(self._square / count - mean**2, 1e-12)
+        change = np.clip(self._change / (2 * count), 1e-12, variance)  # (1 - rho) of the variance
+        uncertain = np.minimum(variance, variance * (2 * variance - change) / (count * change)) + _UNSEEN**2 / count
+        return mean * _INEQUALITY**2 / (_INEQUALITY**2 + uncertain)
