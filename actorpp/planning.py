@@ -71,7 +71,7 @@ class Planning:
         self.key = _key(config, checkpoint, tuple(hi - lo for lo, hi in ranges))
         self.profile = load_profile(self.key)
         counted = prior(checkpoint.config, ranges, config.device_type)
-        self.costs = CostLearner(counted if self.profile is None else self.profile.model)
+        self.costs = CostLearner(counted, () if self.profile is None else self.profile.samples)
 
     @property
     def needs_profile(self) -> bool:

@@ -1,7 +1,7 @@
 """``--layer-partition auto``: the layers of each stage such that the slowest stage is as fast as it can be.
 
 Layers cost what their operations do, as do a row of logits on the last stage and the embedding on the first; where a
-profile of the model is saved, in whatever partition, it says what the two ends cost beside their layers. All stages are
+profile of the model is saved, in whatever partition, it says what a row of logits costs beside layers. All stages are
 taken as equally fast, and memory is not weighed.
 """
 
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from actorpp.coordinator.chunking.operations import STEP_TOKENS, head_cost, layer_costs
+from actorpp.coordinator.chunking.learner import CostLearner
+from actorpp.coordinator.chunking.operations import STEP_TOKENS, head_cost, layer_costs, prior
 from actorpp.coordinator.chunking.profile import Profile
 from actorpp.errors import ConfigError
 
@@ -40,17 +41,18 @@ def auto_partition(
     first = float(tokens * int(config["hidden_size"]))  # a look-up writes each number once
     last = STEP_TOKENS[device_type] * head_cost(config)
     if profile is not None:
-        first, last = _measured_ends(layers, profile, tokens)
+        last = _measured_head(config, device_type, layers, profile, tokens)
     return balance(layers, stages, first=first, last=last)
 
 
-def _measured_ends(layers: Sequence[float], profile: Profile, tokens: int) -> tuple[float, float]:
-    """What the first and last stage took beyond their layers, in the layers' unit."""
+def _measured_head(
+    config: dict[str, Any], device_type: str, layers: Sequence[float], profile: Profile, tokens: int
+) -> float:
+    """What a row of logits took, in the layers' unit: beside the layers of its own stage, whatever that one's speed."""
     borders = list(accumulate(profile.key.partition, initial=0))
-    own = [sum(layers[lo:hi]) for lo, hi in pairwise(borders)]
-    took = [cost.time(0, tokens, samples=True) for cost in profile.model.stages]
-    rate = min(seconds / operations for seconds, operations in zip(took, own, strict=True))
-    return took[0] / rate - own[0], took[-1] / rate - own[-1]
+    costs = CostLearner(prior(config, list(pairwise(borders)), device_type), profile.samples).typical
+    last = costs.stages[-1]
+    return sum(layers[borders[-2] :]) * last.head / last.time(0, tokens)
 
 
 def balance(layers: Sequence[float], stages: int, *, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:

@@ -4,15 +4,15 @@ A stage that takes 1.7 times as long for some seconds, because a neighbour has t
 with the history: a prompt's chunks go by in just such times. Least squares on the times believes it, and plans for it.
 So what is learned here has three parts that differ in how they may change:
 
-- the *shape*: by what factors the prior's fixed, attention and head costs are off, beside its cost of a token. All
-  stages share it: they run the same code on layers of the same kind. It barely changes;
+- the *shape*: by what factors the prior's costs of a step, of history, attention and head are off, beside its cost of a
+  token. All stages share it: they run the same code on layers of the same kind. It barely changes;
 - the *speed* of each stage at this moment, which may drift, or jump;
 - the *typical speed*: how much slower one stage is than the others on the average. Plans are made for this one: a plan
   made for a stage that is slow just now gains little if it stays slow, and loses more if it does not.
 
 Shape and speed are the state of an extended Kalman filter (R. E. Kalman, 1960) that observes logarithms of stage times,
 
-    log t = speed + log(step c + b x + attention (gamma L + a (2 L x + x^2)) + head)
+    log t = speed + log(step c + reading gamma L + b x + attention a (2 L x + x^2) + sampling head)
 
 with the update iterated, as the sum in the logarithm is not linear. A time farther off than ``_JUMP`` standard
 deviations is taken for a jump of that stage's speed, which says nothing of the shape. How far times scatter from step
@@ -21,6 +21,7 @@ to step is estimated meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 
 import numpy as np
@@ -32,10 +33,8 @@ from actorpp.coordinator.chunking.fit import StageSample
 _Array = NDArray[np.float64]
 
 # Standard deviations of logarithms: 0.1 is about 10%.
-_SHAPE = (0.7, 0.5, 0.7)  # of the prior's fixed, attention and head costs, if they are operation counts
-_SAVED_SHAPE = (0.15, 0.1, 0.15)  # if they were measured once
-_SAVED_SPEED = 0.5  # of the speed then and now
-_UNKNOWN_SPEED = 1e3
+_SHAPE = (0.7, 0.7, 0.5, 0.7)  # of the prior's c, gamma, a and head, beside its b
+_UNKNOWN = 1e3  # of a speed that was never seen
 _SHAPE_DRIFT, _SPEED_DRIFT = 0.003, 0.01  # from one step to the next
 _JUMP = 3.0  # standard deviations
 _NOISE, _NOISE_COUNT = 0.1, 10  # how times scatter before anything was measured, and as how many steps this counts
@@ -44,7 +43,7 @@ _INEQUALITY = 0.05  # of stages that the prior takes for equal
 _UNSEEN = 0.2  # by how much one step's difference between stages may be of that step alone, at least
 _MEMORY = 0.995  # weight of a step against the next one in what is learned of scatter and typical speeds
 _ITERATIONS = 3
-_FACTORS = 3  # of the shape
+_FACTORS = len(_SHAPE)
 
 
 class CostLearner:
@@ -53,18 +52,17 @@ class CostLearner:
     It learns from steps that hold one prompt chunk and nothing else: only of these it is known what took the time.
 
     Args:
-        prior: What is believed until something is measured. Its shape counts; measurements give the seconds, unless
-            the prior was itself measured.
+        prior: What is believed until something is measured; then its shape counts, and measurements give the seconds.
+        profile: Samples to learn from at once, none of them cold.
 
     Attributes:
         measured: Steps learned from.
     """
 
-    def __init__(self, prior: CostModel) -> None:
+    def __init__(self, prior: CostModel, profile: Sequence[StageSample] = ()) -> None:
         self._prior = prior
         self._costs = np.array([[cost.c, cost.gamma, cost.b, cost.a, cost.head] for cost in prior.stages]).T
-        shape, speed = (_SAVED_SHAPE, _SAVED_SPEED) if prior.in_seconds else (_SHAPE, _UNKNOWN_SPEED)
-        deviations = np.array([*shape, *[speed] * self.num_stages])
+        deviations = np.array([*_SHAPE, *[_UNKNOWN] * self.num_stages])
         self._state: _Array = np.zeros(len(deviations))  # log factors of the shape, then log speeds of the stages
         self._covariance: _Array = np.diag(deviations**2)
         drift = np.array([_SHAPE_DRIFT] * _FACTORS + [_SPEED_DRIFT] * self.num_stages)
@@ -74,6 +72,8 @@ class CostLearner:
         self._typical: CostModel | None = prior
         self._cold = True
         self.measured = 0
+        for sample in profile:
+            self._learn(sample)
 
     @property
     def num_stages(self) -> int:
@@ -97,7 +97,10 @@ class CostLearner:
         """Learn from a step. The engine's first step is cold (memory, kernels, caches) and is left out."""
         if self._cold or len(sample.seconds) != self.num_stages or min(sample.seconds) <= 0:
             self._cold = False
-            return
+        else:
+            self._learn(sample)
+
+    def _learn(self, sample: StageSample) -> None:
         measured = np.log(sample.seconds)
         self._update(sample, measured)
         expected, _ = self._linear(sample, self._state)
@@ -108,15 +111,9 @@ class CostLearner:
     def _linear(self, sample: StageSample, state: _Array) -> tuple[_Array, _Array]:
         """The logarithms of the stages' times in this state, (stages,), and their derivatives, (stages, state)."""
         c, gamma, b, a, head = self._costs
-        step, attention, last = np.exp(state[:_FACTORS])
-        parts = np.stack(
-            [
-                step * c,
-                attention * (gamma * sample.history + a * (2 * sample.history + sample.tokens) * sample.tokens),
-                last * head * sample.samples,
-            ],
-            axis=1,
-        )
+        pairs = (2 * sample.history + sample.tokens) * sample.tokens
+        parts = np.stack([c, gamma * sample.history, a * pairs, head * sample.samples], axis=1)
+        parts *= np.exp(state[:_FACTORS])
         whole = parts.sum(axis=1) + b * sample.tokens
         return np.log(whole) + state[_FACTORS:], np.hstack([parts / whole[:, None], np.eye(self.num_stages)])
 
@@ -124,7 +121,7 @@ class CostLearner:
         before, noise = self._state, self._residuals.noise**2 * np.eye(self.num_stages)
         covariance = self._covariance + self._drift
         expected, slopes = self._linear(sample, before)
-        if self.measured or self._prior.in_seconds:
+        if self.measured:
             errors = (measured - expected) ** 2
             variances = np.diag(slopes @ covariance @ slopes.T + noise)
             jumps = np.where(errors > _JUMP**2 * variances, errors, 0.0)
@@ -138,17 +135,17 @@ class CostLearner:
         self._covariance = (covariance + covariance.T) / 2
 
     def _at(self, speeds: _Array) -> CostModel:
-        step, attention, last = np.exp(self._state[:_FACTORS]).tolist()
+        step, reading, attention, sampling = np.exp(self._state[:_FACTORS]).tolist()
         # The mean of times that scatter is greater than that of their logarithms says.
         factors = np.exp(speeds + self._residuals.noise**2 / 2).tolist()
         return CostModel(
             tuple(
                 StageCost(
                     c=factor * step * prior.c,
-                    gamma=factor * attention * prior.gamma,
+                    gamma=factor * reading * prior.gamma,
                     b=factor * prior.b,
                     a=factor * attention * prior.a,
-                    head=factor * last * prior.head,
+                    head=factor * sampling * prior.head,
                 )
                 for factor, prior in zip(factors, self._prior.stages, strict=True)
             )

@@ -6,11 +6,12 @@ import random
 from itertools import combinations
 from typing import Any
 
+import msgspec
 import pytest
 
 from actorpp.coordinator.balance import auto_partition, balance
-from actorpp.coordinator.chunking.cost import CostModel, StageCost
-from actorpp.coordinator.chunking.operations import layer_costs
+from actorpp.coordinator.chunking.cost import CostModel
+from actorpp.coordinator.chunking.operations import prior
 from actorpp.coordinator.chunking.profile import Profile, ProfileKey
 from actorpp.errors import ConfigError
 from tests.unit.coordinator.chunking.support import sample
@@ -64,12 +65,13 @@ def test_layers_without_attention_over_the_whole_context_are_more_to_a_stage() -
     assert first > last
 
 
-def test_a_saved_profile_says_what_the_ends_cost() -> None:
-    layer = layer_costs(SMOLLM2)[0].time(0, 8192) * 1e-12
+def test_a_saved_profile_says_what_the_head_costs() -> None:
+    """Four times what its operations say, on a last stage that was slow when the profile was taken."""
     key = ProfileKey("m", "bfloat16", "cpu", 1, (10, 10, 10))
-    # The head takes as long as four layers, whatever the prompt.
-    costs = CostModel(tuple(StageCost(10 * layer, 0.0, 0.0, 0.0, head) for head in (0.0, 0.0, 4 * layer)))
-    profile = Profile.of(key, tuple(sample(costs, h, 64, s) for h in (0, 64) for s in (False, True)))
-    partition = auto_partition(SMOLLM2, 3, context_length=8192, device_type="cpu", profile=profile)
-    assert partition == (11, 11, 8)
-    assert sum(partition) == 30
+    counted = prior(SMOLLM2, [(0, 10), (10, 20), (20, 30)])
+    first, second, last = (stage.scaled(1e-12) for stage in counted.stages)
+    measured = CostModel((first, second, msgspec.structs.replace(last, head=4 * last.head).scaled(1.5)))
+    sizes = [(h, x, s) for h in (0, 64, 512) for x in (64, 128, 256) for s in (False, True)] * 3
+    profile = Profile.of(key, tuple(sample(measured, *size) for size in sizes))
+    assert auto_partition(SMOLLM2, 3, context_length=256) == (10, 11, 9)
+    assert auto_partition(SMOLLM2, 3, context_length=256, profile=profile) == (12, 12, 6)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from actorpp.coordinator.chunking.cost import CostModel
 from actorpp.coordinator.chunking.profile import Profile
 from actorpp.errors import ContextLengthExceededError, InvalidRequestError
 from actorpp.serving.gateway import Gateway
-from tests.unit.coordinator.chunking.support import model as costs
 from tests.unit.coordinator.chunking.support import sample
 from tests.unit.engine.support import complete, served
 
@@ -57,16 +57,20 @@ def test_a_chunk_policy_and_its_size_are_obeyed(model: Path) -> None:
 def test_a_saved_profile_is_used_from_the_start(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACTORPP_CACHE", str(tmp_path))
 
+    true: list[CostModel] = []
+
     async def save(gateway: Gateway) -> None:
-        key = gateway.engine.planning.key  # type: ignore[attr-defined]
-        assert key.partition == (2, 3)
+        planning = gateway.engine.planning  # type: ignore[attr-defined]
+        assert planning.key.partition == (2, 3)
+        assert gateway.engine.plan(700).predicted_chunk_s is None  # type: ignore[attr-defined]
+        true.append(CostModel(tuple(stage.scaled(3e-10) for stage in planning.costs.model.stages)))
         grid = [(h, x) for h in (0, 256, 512) for x in (64, 128, 256, 512)]
-        Profile.of(key, tuple(sample(costs(2), h, x, n % 2 == 1) for n, (h, x) in enumerate(grid))).save()
+        Profile.of(planning.key, tuple(sample(true[0], h, x, n % 2 == 1) for n, (h, x) in enumerate(grid))).save()
 
     async def load(gateway: Gateway) -> None:
         plan = gateway.engine.plan(700)  # type: ignore[attr-defined]
-        expected = costs(2).chunk_times(plan.chunks)
-        assert plan.predicted_chunk_s == tuple(pytest.approx(row, rel=1e-3) for row in expected)
+        expected = true[0].chunk_times(plan.chunks)
+        assert plan.predicted_chunk_s == tuple(pytest.approx(row, rel=0.02) for row in expected)
 
     served(model, save, context_length=1024, layer_partition=(2, 3))
     served(model, load, context_length=1024, layer_partition=(2, 3))

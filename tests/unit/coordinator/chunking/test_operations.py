@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actorpp.coordinator.chunking.operations import ATTENTION_RATIO, head_cost, layer_costs, prior
+from actorpp.coordinator.chunking.operations import ATTENTION_RATIO, HISTORY_QUERIES, head_cost, layer_costs, prior
 
 SMOLLM2: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
@@ -20,6 +20,7 @@ def test_a_llama_by_hand() -> None:
     assert layer.b == 2 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
     # Each of L x + x^2 / 2 pairs: 64 numbers of 9 heads, multiplied and added, for scores and for values.
     assert layer.a * 2 == ATTENTION_RATIO["cpu"] * 9 * 64 * 2 * 2
+    assert layer.gamma == layer.a * 2 * HISTORY_QUERIES["cpu"]
     assert head_cost(SMOLLM2) == 2 * 576 * 49152
 
 
@@ -27,7 +28,9 @@ def test_a_stage_has_its_layers_and_the_last_one_the_head() -> None:
     costs = prior(SMOLLM2, [(0, 10), (10, 30)])
     first, last = costs.stages
     assert not costs.in_seconds
-    assert (last.b, last.a, last.c) == pytest.approx((2 * first.b, 2 * first.a, 2 * first.c))
+    assert (last.b, last.a, last.c, last.gamma) == pytest.approx(
+        (2 * first.b, 2 * first.a, 2 * first.c, 2 * first.gamma)
+    )
     assert first.head == 0 < last.head
 
 
