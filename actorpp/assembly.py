@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from actorpp.config import EngineConfig
+from actorpp.coordinator.chunking.policy import ChunkPolicy
 from actorpp.coordinator.ports import ProcessPorts
 from actorpp.coordinator.scheduler import Scheduler
 from actorpp.coordinator.scheduler_config import SchedulerConfig
@@ -109,8 +110,8 @@ def stage_ports(
     )
 
 
-def make_scheduler(config: EngineConfig, planning: Planning, num_pages: int) -> Scheduler:
-    """The scheduler for so many KV pages. Chunks have one size where the policy waits for a profile."""
+def make_scheduler(config: EngineConfig, planning: Planning, policy: ChunkPolicy, num_pages: int) -> Scheduler:
+    """The scheduler for so many KV pages."""
     limits = planning.limits
     return Scheduler(
         SchedulerConfig(
@@ -124,7 +125,7 @@ def make_scheduler(config: EngineConfig, planning: Planning, num_pages: int) -> 
             max_running_requests=limits.max_running_requests,
             max_queued_requests=limits.max_queued_requests,
         ),
-        planning.policy("fixed" if planning.needs_profile else None),
+        policy,
         epoch=0,
         costs=planning.costs,
     )

@@ -277,6 +277,13 @@ class EngineConfig(BaseSettings):
             )
         if (self.curve_key is None) != (self.curve_allow is None):
             raise ValueError("--curve-key and --curve-allow go together: the server's key, and whom it lets in")
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_running_requests:
+            raise ValueError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than --max-running-requests "
+                f"{self.max_running_requests}: a step has a token for each of them"
+            )
+        if self.kv_tokens is not None and self.kv_tokens < self.page_size:
+            raise ValueError(f"--kv-tokens {self.kv_tokens} is less than one page: --page-size is {self.page_size}")
         if self.transport == "inproc" and self.tensor_transport not in ("auto", "inproc"):
             raise ValueError(f"--tensor-transport {self.tensor_transport} needs --transport process")
         if self.transport == "process" and self.tensor_transport == "inproc":

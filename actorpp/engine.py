@@ -25,6 +25,7 @@ from actorpp.analysis.chrome import write_trace
 from actorpp.analysis.trace import Trace
 from actorpp.assembly import choose_context_length, make_scheduler, stage_ports, stage_specs
 from actorpp.config import EngineConfig
+from actorpp.coordinator.chunking.choose import find_policy
 from actorpp.coordinator.chunking.cost import CostModel
 from actorpp.coordinator.chunking.plan import ChunkPlan
 from actorpp.coordinator.lifecycle import CoordinatorLife
@@ -100,6 +101,7 @@ class Engine:
         if self._located:
             return
         config = self.config
+        find_policy(config.policy_name)  # before a model is downloaded
         self.checkpoint = await resolve(
             config.model, device=config.device_type, load_format=config.load_format, progress=self._progress
         )
@@ -131,6 +133,8 @@ class Engine:
         await self.locate()
         specs = stage_specs(config, self.checkpoint, self.context_length)
         self.planning = Planning(config, self.checkpoint, self.context_length, [(spec.lo, spec.hi) for spec in specs])
+        # Made before any stage is started: it may be a class of the user's that cannot be.
+        policy = self.planning.policy("fixed" if self.planning.needs_profile else None)
         system = self._home
         if system is None:
             system = await stack.enter_async_context(ActorSystem("driver"))
@@ -148,7 +152,7 @@ class Engine:
         requests = self._requests = CoordinatorLife(
             self._system,
             stages,
-            partial(make_scheduler, config, self.planning),
+            partial(make_scheduler, config, self.planning, policy),
             watchdog_s=config.watchdog_timeout,
             on_epoch_lost=lambda epoch, error: recovery.epoch_lost(epoch, error),
             on_failed=self._failed,

@@ -74,7 +74,7 @@ class StageHost:
     def __init__(self, spec: StageSpec) -> None:
         self.spec = spec
         self.device = torch.device(spec.device)
-        self._streams = Streams(self.device)
+        self._streams: Streams  # from ``load`` on
         self._backend = choose_backend(spec.attention_backend, self.device)
         self._requests: dict[int, Request] = {}
         self._threads_set = threading.local()
@@ -145,9 +145,14 @@ class StageHost:
         """Load the weights, and learn the KV shapes by running two tokens through the layers.
 
         Raises:
+            ConfigError: There is no such device.
             UnsupportedModelError: The model needs what this version does not compute.
             CheckpointError: The checkpoint is damaged.
         """
+        if self.device.type == "cuda" and (self.device.index or 0) >= torch.cuda.device_count():
+            found = torch.cuda.device_count()
+            raise ConfigError(f"device {self.spec.device}: torch finds {found} CUDA devices here", param="device")
+        self._streams = Streams(self.device)
         tell = progress or (lambda phase, done, total: None)
         self._use_threads()
         tell("load", 0, 1)

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import structlog
 
 from actorpp.coordinator.stage_group import StageGroup
-from actorpp.errors import ActorppError, StageCrashedError, StageFailedError, StageLoadError
+from actorpp.errors import ActorppError, ConfigError, StageCrashedError, StageFailedError, StageLoadError
 from actorpp.runtime import Actor, guard_timeout
 
 log = structlog.get_logger(__name__)
@@ -72,7 +72,8 @@ class Requests(Protocol):
 class Recovery(Actor):
     """Spawning it starts the stages, and returns with the first epoch running; afterwards it watches over them.
 
-    Spawning raises StageLoadError when a stage cannot load, and StageFailedError when one is lost too often.
+    Spawning raises StageLoadError when a stage cannot load, StageFailedError when one is lost too often, and
+    ConfigError when the stages' sizes do not go with an option.
 
     Attributes:
         state, epoch: Of the pipeline.
@@ -173,6 +174,8 @@ class Recovery(Actor):
             if not self.lost:
                 try:
                     await self.begin_epoch()
+                except ConfigError:  # it would be the same after every restart
+                    raise
                 except ActorppError as error:
                     self.epoch_lost(self.epoch, error)
             if not self.is_lost():

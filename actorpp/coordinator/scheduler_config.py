@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actorpp.errors import ConfigError
-
 
 @dataclass(frozen=True)
 class SchedulerConfig:
@@ -15,7 +13,7 @@ class SchedulerConfig:
         num_slots: Decode micro-batches at most: stages + async_depth.
         window: Steps in flight: num_slots + lookahead.
         num_pages, page_size: KV capacity, the same ids on every stage.
-        max_num_batched_tokens: Tokens of one step.
+        max_num_batched_tokens: Tokens of one step, at least max_running_requests.
         max_prefill_tokens: Prompt tokens of one request in one step.
     """
 
@@ -28,14 +26,6 @@ class SchedulerConfig:
     max_prefill_tokens: int
     max_running_requests: int
     max_queued_requests: int
-
-    def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < self.max_running_requests:
-            raise ConfigError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least max_running_requests, "
-                f"which is {self.max_running_requests}",
-                param="max_num_batched_tokens",
-            )
 
     @property
     def num_slots(self) -> int:

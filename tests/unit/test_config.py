@@ -105,6 +105,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"transport": "process", "tensor_transport": "inproc"}, None, "--transport inproc"),
         ({"device": "cpu", "tensor_transport": "nccl"}, None, "--device cuda"),
         ({"seed": -1}, "seed", "--seed"),
+        ({"max_num_batched_tokens": 31}, None, "--max-num-batched-tokens 31 is less than --max-running-requests 32"),
+        ({"kv_tokens": 31, "page_size": 32}, None, "--kv-tokens 31 is less than one page: --page-size is 32"),
         ({"chunk_policy": "fixed", "enable_dynamic_chunking": True}, None, "means --chunk-policy sglang, not fixed"),
         ({"dynamic_chunking_smooth_factor": 0.7}, None, "--chunk-policy sglang, but the policy is planned"),
         ({"chunk_policy": "sglang", "dynamic_chunking_smooth_factor": 1.1}, "dynamic_chunking_smooth_factor", "1"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
 import structlog
 
@@ -23,14 +22,14 @@ POLICIES: dict[str, Callable[[PolicyContext], ChunkPolicy]] = {
 }
 
 
-def make_policy(name: str, context: PolicyContext) -> ChunkPolicy:
-    """The policy ``planned``, ``fixed`` or ``sglang``, or ``package.module:Class``, made as ``Class(context)``.
+def find_policy(name: str) -> Callable[[PolicyContext], ChunkPolicy]:
+    """What makes the policy ``planned``, ``fixed`` or ``sglang``, or the class that ``package.module:Class`` names.
 
     Raises:
-        ConfigError: There is no such policy, or it cannot be imported or made.
+        ConfigError: There is no such policy, or its module cannot be imported.
     """
     if name in POLICIES:
-        return POLICIES[name](context)
+        return POLICIES[name]
     module, colon, attribute = name.partition(":")
     if not colon:
         known = ", ".join(POLICIES)
@@ -39,13 +38,32 @@ def make_policy(name: str, context: PolicyContext) -> ChunkPolicy:
             param="chunk_policy",
         )
     try:
-        made: Any = getattr(import_module(module), attribute)
-        policy = made(context)
+        found: Callable[[PolicyContext], ChunkPolicy] = getattr(import_module(module), attribute)
     except Exception as error:
-        raise ConfigError(f"chunk policy {name}: {type(error).__name__}: {error}", param="chunk_policy") from error
+        raise _unusable(name, error) from error
+    return found
+
+
+def make_policy(name: str, context: PolicyContext) -> ChunkPolicy:
+    """The policy of this name, as ``find_policy`` takes it, for a pipeline.
+
+    Raises:
+        ConfigError: As ``find_policy``, or it cannot be made, or what was made is no policy.
+    """
+    make = find_policy(name)
+    if name in POLICIES:
+        return make(context)
+    try:
+        policy = make(context)
+    except Exception as error:
+        raise _unusable(name, error) from error
     if not callable(getattr(policy, "next_chunk", None)):
         raise ConfigError(f"chunk policy {name} has no method next_chunk", param="chunk_policy")
     return _Checked(name, policy, FixedChunks.of(context))
+
+
+def _unusable(name: str, error: Exception) -> ConfigError:
+    return ConfigError(f"chunk policy {name}: {type(error).__name__}: {error}", param="chunk_policy")
 
 
 class _Checked:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorpp.coordinator.scheduler import MAX_PROMPT_LOGPROBS
-from actorpp.errors import ConfigError, InvalidRequestError, OverloadedError, ProtocolError, RequestError
+from actorpp.errors import InvalidRequestError, OverloadedError, ProtocolError, RequestError
 from actorpp.stages.messages import Admit, FromOutput, Logprobs, Output, Step
 from tests.unit.coordinator.support import Pipe, recorder, request, scheduler, some_logprobs, token_at
 
@@ -416,11 +416,6 @@ def test_outputs_out_of_order_or_of_the_wrong_size_end_the_epoch() -> None:
         s.on_output(Output(epoch=7, seq=steps[0].seq))
     with pytest.raises(ProtocolError, match="1 ids for 0"):
         s.on_output(Output(epoch=1, seq=steps[0].seq, ids=(3,)))
-
-
-def test_a_budget_below_the_running_requests_is_refused() -> None:
-    with pytest.raises(ConfigError, match="max_num_batched_tokens is 4"):
-        scheduler(batched=4, running=8)
 
 
 @settings(max_examples=150, deadline=None)

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 
 from actorpp.config import EngineConfig
 from actorpp.coordinator.scheduler import Scheduler
@@ -31,16 +32,8 @@ Body = Callable[[Engine, ActorSystem], Coroutine[Any, Any, None]]
 
 def with_engine(model: Path, body: Body, **options: Any) -> None:
     async def main() -> None:
-        config = EngineConfig(
-            model=str(model),
-            stages=3,
-            transport="inproc",
-            dtype="float32",
-            kv_tokens=1024,
-            threads_per_stage=1,
-            chunked_prefill_size=16,
-            **options,
-        )
+        defaults = {"kv_tokens": 1024, "dtype": "float32", "threads_per_stage": 1, "chunked_prefill_size": 16}
+        config = EngineConfig(model=str(model), stages=3, transport="inproc", **defaults | options)
         async with ActorSystem() as system:
             async with Engine(config, system=system) as engine:
                 await body(engine, system)
@@ -156,12 +149,15 @@ def test_a_stage_that_crashes_again_and_again_ends_the_engine(model: Path) -> No
     with_engine(model, body, max_restarts=2)
 
 
-def test_a_stage_without_room_for_one_page_ends_the_start_at_once(model: Path) -> None:
+def test_a_stage_without_room_for_one_page_or_its_device_ends_the_start_at_once(model: Path) -> None:
     async def body(engine: Engine, system: ActorSystem) -> None:
         raise AssertionError("it started")
 
     with pytest.raises(StageLoadError, match="no room for one KV page of 2048 tokens"):
-        with_engine(model, body, page_size=2048)
+        with_engine(model, body, page_size=2048, kv_tokens=None, mem_fraction_static=1e-9)
+    absent = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(StageLoadError, match=f"device {absent}: torch finds"):
+        with_engine(model, body, device=absent)
 
 
 @pytest.mark.parametrize("where", ["submit", "on_output", "next_entry"])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from actorpp.coordinator.recovery import SETTLE_S
 from actorpp.coordinator.request import Request
 from actorpp.coordinator.stage_process import StageProcess
-from actorpp.errors import CoordinatorFailedError, StageFailedError
+from actorpp.errors import ConfigError, CoordinatorFailedError, StageFailedError
 from actorpp.runtime import ActorSystem
 from actorpp.runtime.cell import Cell
 from actorpp.runtime.mailbox import Mailbox
@@ -250,6 +250,21 @@ def test_clocks_of_stages_that_are_10_s_off_change_nothing_and_timings_come_on_t
                 for (_, ended), (began, _) in pairwise(step):
                     assert ended - 0.02 <= began <= ended + 1  # half a ping's way is what may be wrong
             await pipeline.close()
+
+    run(main)
+
+
+def test_an_option_that_does_not_go_with_the_stages_sizes_ends_the_start_at_once() -> None:
+    async def main() -> None:
+        async with ActorSystem() as system:
+            pipeline = RecoveringPipeline(system, FakeNetwork(0), stages=3)
+            with (
+                patch.object(pipeline.requests, "_make_scheduler", side_effect=ConfigError("too few pages")),
+                pytest.raises(ConfigError, match=r"^too few pages$"),
+            ):
+                await pipeline.open()
+            assert pipeline.group.restarts == [0, 0, 0]
+            await pipeline.group.close(1.0)
 
     run(main)
 
