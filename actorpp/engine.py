@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from array import array
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -86,6 +87,7 @@ class Engine:
         self._rids = count(1)
         self._located = False
         self.activity = Activity(config.stages)
+        self._clock = time.monotonic  # uvloop's own is of whole milliseconds, and stands still within a callback
 
     # --- start and end -----------------------------------------------------------------------------------------------
 
@@ -127,8 +129,7 @@ class Engine:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         config, loop = self.config, asyncio.get_running_loop()
-        self._clock = loop.time
-        self._started_at = self._progress_at = loop.time()
+        self._started_at = self._progress_at = self._clock()
         self._failure: asyncio.Future[Exception] = loop.create_future()
         await self.locate()
         specs = stage_specs(config, self.checkpoint, self.context_length)
@@ -237,7 +238,6 @@ class Engine:
             abort=self._requests.abort,
             activity=self.activity,
         )
-        now = self._clock()
         request = handle.request = Request(
             rid=int(handle.id),
             prompt=array("i", prompt_ids).tobytes(),
@@ -248,13 +248,13 @@ class Engine:
             stop_text=stop_text,
             priority=params.priority,
             sink=handle,
-            deadline_at=None if params.deadline_s is None else now + params.deadline_s,
+            deadline_at=None if params.deadline_s is None else asyncio.get_running_loop().time() + params.deadline_s,
         )
         self._requests.submit(request)
         if self._trace and len(self._traced) < MAX_TRACED_REQUESTS:
             self._traced.append(handle)
         if self._idle:
-            self._progress_at = now
+            self._progress_at = self._clock()
             self.activity.rest_ends()
         return handle
 

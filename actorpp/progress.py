@@ -40,7 +40,7 @@ def amount(done: float, total: float | None, unit: str) -> str:
 
 class _AmountColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(amount(task.completed, task.total, task.fields["unit"]))
+        return Text(amount(task.completed, task.total, task.fields["unit"]), no_wrap=True)
 
 
 class ProgressDisplay:
@@ -50,6 +50,8 @@ class ProgressDisplay:
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._tenths: dict[str, int] = {}  # last tenth printed, without a terminal
+        self._part: str | None = None
+        self._parts: TaskID | None = None  # the bar of all parts
 
     def startup(self, progress: StartupProgress) -> None:
         """Show how far the engine's start has come. May be called from any thread."""
@@ -59,6 +61,34 @@ class ProgressDisplay:
         if not sys.stderr.isatty():
             self._print(phase, done, total, unit)
             return
+        bars = self._drawn()
+        if phase not in self._tasks:
+            self._tasks[phase] = bars.add_task(PHASES[phase], total=total, unit=unit)
+        bars.update(self._tasks[phase], completed=done, total=total)
+
+    def part(self, name: str, done: int, total: int, unit: str) -> None:
+        """One of several parts of the work begins, ``done`` of ``total`` are over: its phases are shown anew."""
+        self._part = name
+        self._tenths = {}
+        if not sys.stderr.isatty():
+            return
+        bars = self._drawn()
+        for task in self._tasks.values():
+            bars.remove_task(task)
+        self._tasks = {}
+        if self._parts is None:
+            self._parts = bars.add_task(name, total=total, unit=unit)
+        bars.update(self._parts, description=name, completed=done, total=total)
+
+    def close(self) -> None:
+        """Leave the bars as they are; nothing more is drawn. Safe to call again."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+            self._tasks = {}
+            self._parts = None
+
+    def _drawn(self) -> Progress:
         if self._bars is None:
             self._bars = Progress(
                 TextColumn("{task.description:>11}"),
@@ -68,19 +98,11 @@ class ProgressDisplay:
                 console=Console(file=sys.stderr),
             )
             self._bars.start()
-        if phase not in self._tasks:
-            self._tasks[phase] = self._bars.add_task(PHASES[phase], total=total, unit=unit)
-        self._bars.update(self._tasks[phase], completed=done, total=total)
-
-    def close(self) -> None:
-        """Leave the bars as they are; nothing more is drawn. Safe to call again."""
-        if self._bars is not None:
-            self._bars.stop()
-            self._bars = None
-            self._tasks = {}
+        return self._bars
 
     def _print(self, phase: str, done: int, total: int | None, unit: str) -> None:
         tenth = 10 * done // total if total else 0
         if tenth > self._tenths.get(phase, -1):
             self._tenths[phase] = tenth
-            print(f"{PHASES[phase]}: {amount(done, total, unit)}", file=sys.stderr, flush=True)
+            part = "" if self._part is None else f"{self._part}: "
+            print(f"{part}{PHASES[phase]}: {amount(done, total, unit)}", file=sys.stderr, flush=True)

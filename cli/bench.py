@@ -27,25 +27,34 @@ WORK = "Workload"
 DEFAULT_SEED = 0  # of the prompts, and so of the figures: runs can be compared
 
 OneLength = Annotated[
-    int, typer.Option("--input-len", help="Prompt tokens, drawn at random.", min=1, rich_help_panel=WORK)
+    int, typer.Option("--input-len", help="Prompt tokens, drawn at random.", min=1, metavar="N", rich_help_panel=WORK)
 ]
-OneOutput = Annotated[int, typer.Option("--output-len", help="Tokens to generate.", min=1, rich_help_panel=WORK)]
-BatchSize = Annotated[int, typer.Option("--batch-size", help="Prompts at once.", min=1, rich_help_panel=WORK)]
-NumPrompts = Annotated[int, typer.Option("--num-prompts", help="Prompts in all.", min=1, rich_help_panel=WORK)]
+OneOutput = Annotated[
+    int, typer.Option("--output-len", help="Tokens to generate.", min=1, metavar="N", rich_help_panel=WORK)
+]
+BatchSize = Annotated[
+    int, typer.Option("--batch-size", help="Prompts at once.", min=1, metavar="N", rich_help_panel=WORK)
+]
+NumPrompts = Annotated[
+    int, typer.Option("--num-prompts", help="Prompts in all.", min=1, metavar="N", rich_help_panel=WORK)
+]
 MaxConcurrency = Annotated[
     int | None,
     typer.Option(
         "--max-concurrency",
         help=r"Prompts at once. \[default: all, up to --max-queued-requests]",
         min=1,
+        metavar="N",
         rich_help_panel=WORK,
         show_default=False,
     ),
 ]
 Warmup = Annotated[
-    int, typer.Option("--num-iters-warmup", help="Passes that do not count.", min=0, rich_help_panel=WORK)
+    int, typer.Option("--num-iters-warmup", help="Passes that do not count.", min=0, metavar="N", rich_help_panel=WORK)
 ]
-Iterations = Annotated[int, typer.Option("--num-iters", help="Passes that count.", min=1, rich_help_panel=WORK)]
+Iterations = Annotated[
+    int, typer.Option("--num-iters", help="Passes that count.", min=1, metavar="N", rich_help_panel=WORK)
+]
 SaveResult = Annotated[
     Path | None,
     typer.Option(
@@ -125,6 +134,7 @@ def sweep(
             "--num-prompts",
             help=r"Prompts of each cell. \[default: as many as at once]",
             min=1,
+            metavar="N",
             rich_help_panel=WORK,
             show_default=False,
         ),
@@ -225,14 +235,22 @@ async def _measure(
     display = ProgressDisplay()
     found: list[tuple[Workload, list[Iteration], Summary]] = []
     try:
-        async with Engine(config, on_startup=display.startup, trace=True) as engine:
+        engine = Engine(config, on_startup=display.startup, trace=True)
+        await engine.locate()
+        for work in works:
+            work.check(engine.context_length)
+        async with engine:
             facts = {
                 "Model": config.model or engine.checkpoint.path.name,
                 "Stages x threads": f"{config.stages} x {config.threads()}",
             }
-            for work in works:
+            for number, work in enumerate(works):
+                if kind == "sweep":
+                    display.part(f"cell {number + 1}/{len(works)}: {work.name}", number, len(works), "cells")
                 several, trace = await measure(engine, work, warmup=warmup, iterations=iterations, display=display)
                 found.append((work, several, summary(work, several)))
+            if kind == "sweep":
+                display.part("sweep", len(works), len(works), "cells")
             if trace_file is not None:
                 write_trace(trace, trace_file)
     finally:
@@ -277,6 +295,7 @@ def _save(
         "results": [
             {
                 "workload": dataclasses.asdict(work),
+                **{name: values.median for name, values in figures.requests.items()},
                 "summary": msgspec.to_builtins(figures),
                 "iterations": msgspec.to_builtins(several),
             }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass
+from itertools import pairwise
+from time import monotonic
 
 import msgspec
 
@@ -12,9 +14,9 @@ from actorpp.analysis.efficiency import PipelineFigures, pipeline_figures
 from actorpp.analysis.steps import traced_steps
 from actorpp.analysis.trace import Trace
 from actorpp.engine import Engine
-from actorpp.errors import AbortedError
+from actorpp.errors import AbortedError, ConfigError
 from actorpp.progress import ProgressDisplay
-from actorpp.serving.api import Finished, GenerationParams, RequestMetrics
+from actorpp.serving.api import Finished, GenerationParams, RequestMetrics, Tokens
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,20 @@ class Workload:
     output_len: int
     num_prompts: int
     concurrency: int
+
+    @property
+    def name(self) -> str:
+        """Short, for a person."""
+        return f"ISL {self.input_len}, OSL {self.output_len}, conc. {self.concurrency}"
+
+    def check(self, context_length: int) -> None:
+        """Raises ConfigError when a request would not fit the context."""
+        if self.input_len + self.output_len > context_length:
+            raise ConfigError(
+                f"--input-len {self.input_len} and --output-len {self.output_len}: "
+                f"together more than the context of {context_length} tokens",
+                param="input_len",
+            )
 
     def prompts(self, vocab_size: int, seed: str) -> list[list[int]]:
         """New ones for every seed, so that nothing computed before helps."""
@@ -38,11 +54,13 @@ class Iteration(msgspec.Struct, frozen=True):
     Attributes:
         duration_s: From the first submission to the last request's end.
         requests: In order of submission.
+        itls: For each of them, the seconds between its output tokens as they came.
         pipeline: Of all steps of the pass.
     """
 
     duration_s: float
     requests: tuple[RequestMetrics, ...]
+    itls: tuple[tuple[float, ...], ...]
     pipeline: PipelineFigures
 
 
@@ -56,33 +74,36 @@ async def run_once(engine: Engine, workload: Workload, seed: str) -> tuple[Itera
     params = GenerationParams(max_tokens=workload.output_len, ignore_eos=True)
     places = asyncio.Semaphore(workload.concurrency)
     metrics: dict[int, RequestMetrics] = {}
+    came: list[list[float]] = [[] for _ in prompts]  # when each request's tokens did
 
     async def run(index: int, prompt: list[int]) -> None:
         async with places:
             handle = engine.submit(prompt, params)
             try:
                 async for event in handle:
-                    if isinstance(event, Finished):
+                    if isinstance(event, Tokens):
+                        came[index].append(monotonic())
+                    elif isinstance(event, Finished):
                         metrics[index] = event.metrics
             finally:
                 handle.abort()
 
     await engine.trace()  # forgets what came before
-    clock = asyncio.get_running_loop().time  # that of the requests' own figures
-    begin = clock()
+    begin = monotonic()
     try:
         async with asyncio.TaskGroup() as group:
             for index, prompt in enumerate(prompts):
                 group.create_task(run(index, prompt))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    duration = clock() - begin
+    duration = monotonic() - begin
     trace = await engine.trace()
     steps = traced_steps(trace.stages)
     if len(metrics) < len(prompts) or not steps:
         raise AbortedError("the engine ended before the workload")
     requests = tuple(metrics[index] for index in range(len(prompts)))
-    return Iteration(duration, requests, pipeline_figures(steps)), trace
+    itls = tuple(tuple(after - before for before, after in pairwise(times)) for times in came)
+    return Iteration(duration, requests, itls, pipeline_figures(steps)), trace
 
 
 async def measure(

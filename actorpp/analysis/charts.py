@@ -6,6 +6,7 @@ A colour is a name with @ before it (``@blue``); the page puts in what it is in 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from statistics import median
 from typing import Any
 
@@ -56,19 +57,27 @@ def gantt(steps: Sequence[TracedStep]) -> Chart:
 
 
 def bubble_shares(steps: Sequence[TracedStep], figures: PipelineFigures) -> Chart:
-    """For each stage the share of the makespan in each kind of bubble, beside that of an ideal pipeline."""
+    """For each stage the share of the makespan in each kind of bubble; the shares of prefill, beside that of an ideal
+    pipeline, and of decode in their own time."""
     stages = range(len(figures.busy_s))
     seconds = {kind: [0.0 for _ in stages] for kind in ("fill", "wait", "drain")}
     for bubble in bubbles(steps):
         seconds[bubble.kind][bubble.stage] += bubble.end - bubble.start
     labels = {"fill": "before its first step", "wait": "between steps", "drain": "after its last step"}
-    names = [*_stage_names(len(figures.busy_s)), "all stages", "(P-1)/(P-1+M)"]
+    names = [*_stage_names(len(figures.busy_s)), "all stages"]
     data = []
     for kind, colour in (("fill", "@blue"), ("wait", "@red"), ("drain", "@yellow")):
         shares = [100 * value / figures.makespan_s for value in seconds[kind]]
         shares.append(sum(shares) / len(shares))
-        data.append(_share_bars(labels[kind], names[:-1], shares, colour))
-    data.append(_share_bars("equal steps that never wait", names[-1:], [100 * figures.ideal_bubble_share], "@grey"))
+        data.append(_share_bars(labels[kind], names, shares, colour))
+    for name, label, share, colour in (
+        ("prefill", "of prefill's own time", figures.prefill_bubble_share, "@violet"),
+        (figures.ideal, "equal steps that never wait", figures.ideal_bubble_share, "@grey"),
+        ("decode", "of decode's own time", figures.decode_bubble_share, "@teal"),
+    ):
+        if share is not None:
+            names.append(name)
+            data.append(_share_bars(label, [name], [100 * share], colour))
     return {
         "data": data,
         "layout": {
@@ -179,8 +188,8 @@ def predicted_against_measured(prediction: Prediction) -> Chart:
 
 
 def residuals(prediction: Prediction) -> Chart:
-    """Measured over predicted time, in percent off, by the chunk's history."""
-    data = [
+    """Measured over predicted time, in percent off, by the chunk's history. The line of no error is always in it."""
+    data: list[Chart] = [
         _dots(
             stage,
             [chunk.history for chunk in prediction.chunks],
@@ -194,8 +203,12 @@ def residuals(prediction: Prediction) -> Chart:
         "data": data,
         "layout": {
             "height": 420,
-            "xaxis": {"title": {"text": "tokens before the chunk"}, "rangemode": "tozero"},
-            "yaxis": {"title": {"text": "measured - predicted, %"}, "zeroline": True},
+            "xaxis": {"title": {"text": "tokens before the chunk"}, "range": _around_zero(data, "x")},
+            "yaxis": {
+                "title": {"text": "measured - predicted, %"},
+                "range": _around_zero(data, "y"),
+                "zerolinecolor": "@grey",
+            },
             "legend": _LEGEND,
         },
     }
@@ -236,6 +249,39 @@ def ttft_by_length(traces: Sequence[tuple[str, Trace]]) -> Chart:
             "xaxis": {"title": {"text": "prompt tokens"}, "rangemode": "tozero"},
             "yaxis": {"title": {"text": "time to first token, s"}, "rangemode": "tozero"},
             "legend": _LEGEND,
+        },
+    }
+
+
+def ttft_by_trace(traces: Sequence[tuple[str, str, Trace]]) -> Chart:
+    """Time to first token of every request over a bar of their median, for traces of prompts of one length.
+
+    Args:
+        traces: Each with its name, and what to say of it.
+    """
+    data: list[Chart] = []
+    names: list[str] = []
+    for index, (name, said, trace) in enumerate(traces):
+        ttfts = [request.ttft_s for request in trace.requests if request.ttft_s is not None]
+        if not ttfts:
+            continue
+        shown = escape(name, quote=False)
+        shown = f"{shown} ({index + 1})" if shown in names else shown
+        names.append(shown)
+        colour = COLOURS[index % len(COLOURS)]
+        hover = f"{escape(said, quote=False)}<br>%{{y:.3f}} s<extra>{shown}</extra>"
+        common = {"legendgroup": shown, "name": f"{shown}: {escape(said, quote=False)}", "hovertemplate": hover}
+        bar = {"type": "bar", "x": [shown], "y": [median(ttfts)], "opacity": 0.45, "marker": {"color": colour}}
+        dots = {"type": "scatter", "mode": "markers", "x": [shown] * len(ttfts), "y": ttfts, "showlegend": False}
+        data += [{**bar, **common}, {**dots, **common, "marker": {"color": colour, "size": 8}}]
+    return {
+        "data": data,
+        "layout": {
+            "height": 420,
+            "bargap": 0.6,
+            "xaxis": {"type": "category", "categoryorder": "array", "categoryarray": names},
+            "yaxis": {"title": {"text": "time to first token, s"}, "rangemode": "tozero"},
+            "legend": _LEGEND | {"orientation": "v"},
         },
     }
 
@@ -318,6 +364,13 @@ def _share_bars(name: str, names: Sequence[str], shares: Sequence[float], colour
     }
 
 
+def _around_zero(series: Sequence[Chart], axis: str) -> list[float]:
+    """A range of an axis that has zero and all values in it, and some room beside them."""
+    values = [0.0, *(value for one in series for value in one[axis])]
+    room = 0.06 * (max(values) - min(values)) or 1.0
+    return [min(values) - room, max(values) + room]
+
+
 def _dots(stage: int, x: Sequence[float], y: Sequence[float], notes: Sequence[str], hover: str) -> Chart:
     return {
         "type": "scatter",
@@ -325,6 +378,7 @@ def _dots(stage: int, x: Sequence[float], y: Sequence[float], notes: Sequence[st
         "name": f"stage {stage}",
         "x": list(x),
         "y": list(y),
+        "cliponaxis": False,
         "customdata": list(notes),
         "marker": {"size": 8, "color": COLOURS[stage % len(COLOURS)], "line": {"color": "@surface", "width": 1}},
         "hovertemplate": f"%{{customdata}}<br>{hover}<extra>stage {stage}</extra>",

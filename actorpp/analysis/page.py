@@ -109,7 +109,7 @@ h2 { font-size: 19px; margin: 38px 0 2px; font-weight: 650; overflow-wrap: anywh
 h3 { font-size: 15.5px; margin: 0; font-weight: 650; }
 p { margin: 4px 0 10px; color: var(--dim); max-width: 88ch; }
 .facts { margin-bottom: 14px; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 10px; margin-bottom: 14px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 10px; margin-bottom: 14px; }
 .card, section { background: var(--surface); border: 1px solid var(--edge); border-radius: 10px; }
 .card { padding: 12px 14px; }
 .card .name { color: var(--dim); font-size: 13px; }
@@ -138,8 +138,8 @@ function draw() {
     const layout = coloured(chart.layout);
     for (const key of Object.keys(layout)) if (/^[xy]axis/.test(key)) layout[key] = axis(layout[key]);
     Plotly.react('chart-' + index, coloured(chart.data), {
-      paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', margin: {l: 56, r: 16, t: 36, b: 44},
-      modebar: {bgcolor: 'rgba(0,0,0,0)', color: style('grid'), activecolor: style('dim')},
+      paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', margin: {l: 56, r: 40, t: 36, b: 44},
+      modebar: {orientation: 'v', bgcolor: 'rgba(0,0,0,0)', color: style('grid'), activecolor: style('dim')},
       hoverlabel: {bgcolor: style('surface'), bordercolor: style('edge'), font: {color: style('ink'), size: 13}},
       font: {family: getComputedStyle(document.body).fontFamily, color: style('dim'), size: 13}, ...layout,
     }, {responsive: true, displaylogo: false, modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d']});

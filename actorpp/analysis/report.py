@@ -25,11 +25,16 @@ def report(traces: Sequence[tuple[str, Trace]]) -> str:
 
 def _overview(traces: Sequence[tuple[str, Trace]]) -> list[Section]:
     lengths = {r.prompt_tokens for _, trace in traces for r in trace.requests if r.ttft_s is not None}
-    if len(lengths) < 2:
-        return []
+    settings = [_setting(trace.about) + _at_once(trace) for _, trace in traces]
     text = "Each request from its submission to its first token, over all traces given."
-    by_setting = [(_setting(trace.about) + _at_once(trace), trace) for _, trace in traces]
-    return [Section("Time to first token by prompt length", text, charts.ttft_by_length(by_setting))]
+    if len(lengths) > 1:
+        by_setting = [(setting, trace) for setting, (_, trace) in zip(settings, traces, strict=True)]
+        return [Section("Time to first token by prompt length", text, charts.ttft_by_length(by_setting))]
+    if lengths and len(traces) > 1:
+        text += f" Every prompt has {max(lengths)} tokens. A bar is the median."
+        by_trace = [(name, setting, trace) for setting, (name, trace) in zip(settings, traces, strict=True)]
+        return [Section("Time to first token by trace", text, charts.ttft_by_trace(by_trace))]
+    return []
 
 
 def _part(name: str, trace: Trace) -> Part:
@@ -80,18 +85,21 @@ def _cards(trace: Trace, figures: PipelineFigures, predicted: Prediction | None)
         cards.append(Card("Time to first token", _seconds(ttfts[0])))
     elif ttfts:
         cards.append(Card("Time to first token", _seconds(max(ttfts)), f"the last; the first {_seconds(min(ttfts))}"))
-    over = f"{figures.over_bound:.3f} x the flow-shop bound"
-    cards.append(Card("Makespan", _seconds(figures.makespan_s), over))
+    over = f"all steps: {figures.over_bound:.3f} x the flow-shop bound"
+    cards.append(Card("Total makespan", _seconds(figures.makespan_s), over))
     cards.append(Card("Efficiency", f"{100 * figures.efficiency:.1f}%", "busy / (stages x makespan)"))
-    ideal = f"(P-1)/(P-1+M) is {100 * figures.ideal_bubble_share:.1f}%"
-    cards.append(Card("Bubble share", f"{100 * figures.bubble_share:.1f}%", ideal))
-    after = 100 * figures.bubble_share_after_fill
-    cards.append(Card("Bubbles after the fill", f"{after:.1f}%", f"M = {figures.num_steps} steps"))
+    after = f"{100 * figures.bubble_share_after_fill:.1f}% after the first fill"
+    cards.append(Card("Bubble share", f"{100 * figures.bubble_share:.1f}%", after))
+    if figures.prefill_bubble_share is not None and figures.ideal_bubble_share is not None:
+        ideal = f"{figures.ideal} is {100 * figures.ideal_bubble_share:.1f}%, M = {figures.num_prefill_steps} steps"
+        cards.append(Card("Bubbles in prefill", f"{100 * figures.prefill_bubble_share:.1f}%", ideal))
+    if figures.decode_bubble_share is not None:
+        alone = f"{figures.num_steps - figures.num_prefill_steps} of {figures.num_steps} steps are decode alone"
+        cards.append(Card("Bubbles in decode", f"{100 * figures.decode_bubble_share:.1f}%", alone))
     if predicted is not None and predicted.makespan_s is not None and predicted.by_engine:
         expected, took = predicted.makespan_s
-        cards.append(
-            Card("Predicted makespan", _seconds(expected), f"{100 * (expected / took - 1):+.1f}% of {_seconds(took)}")
-        )
+        said = f"one prompt; predicted {_seconds(expected)} ({100 * (expected / took - 1):+.1f}%)"
+        cards.append(Card("Prefill makespan", _seconds(took), said))
     return cards
 
 
@@ -100,16 +108,22 @@ def _sections(steps: list[TracedStep], figures: PipelineFigures, predicted: Pred
     if len(steps) > charts.MAX_BARS:
         text += f" The first {charts.MAX_BARS} of {len(steps)} steps."
     found = [Section("What every stage did", text, charts.gantt(steps))]
-    text = (
-        "The share of the makespan in which a stage computed nothing. The last bar: what "
-        f"{figures.num_steps} equal steps on {len(figures.busy_s)} equal stages cannot avoid."
-    )
+    text = "The share of the makespan in which a stage computed nothing."
+    if figures.num_prefill_steps:
+        text += (
+            f" Then that of prefill in its own time, beside what its {figures.num_prefill_steps} steps, if they were "
+            f"equal, could not avoid on {len(figures.busy_s)} equal stages."
+        )
+    if figures.decode_bubble_share is not None:
+        text += " Decode is apart: a token's step waits for the token before it."
     found.append(Section("Bubbles", text, charts.bubble_shares(steps, figures)))
     if any(step.chunks for step in steps):
         text = "A chunk takes longer the more tokens stand before it; stages stay in step when chunks take equal time."
         found.append(Section("Chunks", text, charts.chunk_sizes(steps)))
     if predicted is not None:
-        quality = "R² by stage: " + ", ".join(f"{r2:.4f}" for r2 in predicted.r2) + "."
+        quality = "R² by stage: " + ", ".join(f"{r2:.3f}" if r2 >= 0 else "below 0" for r2 in predicted.r2) + "."
+        if min(predicted.r2) < 0:
+            quality += " Below 0: the mean of what was measured would have predicted it better."
         text = (
             "Each chunk on each stage, as the engine's cost model predicted it when the chunk was issued. "
             if predicted.by_engine

@@ -100,7 +100,8 @@ class Request:
         in_flight: Segments whose Output is not in.
         crashes: Crashes of stages in a row that met it, without its getting past what they met.
         crash_end: Where its segments under way ended at the last of them.
-        deadline: Timer of ``deadline_at``, cancelled when the request ends.
+        deadline_at: When it must have ended, on the loop's clock.
+        deadline: Timer of that, cancelled when the request ends.
     """
 
     rid: int

@@ -21,7 +21,7 @@ class Handle:
     Args:
         rid: The request's number in the engine.
         prompt_len: Tokens of the prompt.
-        clock: Seconds, as of the loop.
+        clock: Seconds, as of the stages' spans.
         stage_busy: Compute seconds of each stage so far.
         abort: Asks the coordinator for the end.
         activity: Told of first tokens, of the time between tokens, and of the end.

@@ -54,11 +54,14 @@ def test_the_time_line_has_each_step_and_each_bubble() -> None:
 
 
 def test_bubble_shares_stand_beside_the_ideal_one() -> None:
-    fill, wait, drain, ideal = charts.bubble_shares(STEPS, pipeline_figures(STEPS))["data"]
+    fill, wait, drain, prefilling, ideal, decoding = charts.bubble_shares(STEPS, pipeline_figures(STEPS))["data"]
     assert fill["y"] == pytest.approx([0, 20, 10])
     assert wait["y"] == pytest.approx([30, 20, 25])
     assert drain["y"] == pytest.approx([10, 0, 5])
-    assert ideal["y"] == pytest.approx([20])
+    assert prefilling["y"] == pytest.approx([100 * 4 / 14])
+    assert ideal["y"] == pytest.approx([25])
+    assert (prefilling["x"], ideal["x"], decoding["x"]) == (["prefill"], ["(P-1)/(P-1+M)"], ["decode"])
+    assert decoding["y"] == pytest.approx([100 * 4 / 6])
 
 
 def test_chunks_by_index() -> None:
@@ -98,20 +101,26 @@ def test_without_predictions_the_formula_is_fitted_to_the_trace() -> None:
     assert prediction(hand_made(), STEPS) is None  # three chunks: too few to say anything
 
 
-def test_predictions_of_the_engine_come_before_a_fit() -> None:
+def predicted_trace(factor: float) -> Trace:
+    """A trace whose chunks the engine predicted to take ``factor`` times what they took."""
     trace = exact_trace(slower=1.25)
-    steps = traced_steps(trace.stages)
     times = tuple(
         ChunkTimes(
             step.chunks[0].start,
             step.chunks[0].length,
-            predicted_s=tuple(0.8 * seconds for seconds in step.times),
+            predicted_s=tuple(factor * seconds for seconds in step.times),
             measured_s=step.times,
             alone=True,
         )
-        for step in steps
+        for step in traced_steps(trace.stages)
     )
-    found = prediction(replace(trace, requests=(replace(trace.requests[0], chunks=times),)), steps)
+    return replace(trace, requests=(replace(trace.requests[0], chunks=times),))
+
+
+def test_predictions_of_the_engine_come_before_a_fit() -> None:
+    trace = predicted_trace(0.8)
+    steps, times = traced_steps(trace.stages), trace.requests[0].chunks
+    found = prediction(trace, steps)
     assert found is not None
     assert found.by_engine
     assert found.makespan_s is not None
@@ -120,6 +129,10 @@ def test_predictions_of_the_engine_come_before_a_fit() -> None:
     dots = charts.residuals(found)["data"]
     assert [round(value, 6) for value in dots[0]["y"]] == [25] * len(SIZES)
     assert dots[0]["x"][:3] == [0, 512, 896]
+    layout = charts.residuals(found)["layout"]
+    assert layout["xaxis"]["range"][0] < 0 < max(dots[0]["x"]) < layout["xaxis"]["range"][1]
+    assert layout["yaxis"]["range"][0] < 0 < 25 < layout["yaxis"]["range"][1]  # the line of no error is on the chart
+    assert all(one["cliponaxis"] is False for one in dots)
     line, first, _ = charts.predicted_against_measured(found)["data"]
     assert line["x"] == line["y"]
     assert first["y"] == pytest.approx([1e3 * step.times[0] for step in steps])
@@ -127,6 +140,68 @@ def test_predictions_of_the_engine_come_before_a_fit() -> None:
     again = prediction(replace(trace, requests=(replace(trace.requests[0], chunks=mixed),)), steps)
     assert again is not None
     assert not again.by_engine
+
+
+def cards_of(html: str) -> dict[str, tuple[str, str]]:
+    """Value and note of each figure, by its name."""
+    pattern = r'<div class="name">(.*?)</div><div class="value">(.*?)</div><div class="note">(.*?)</div>'
+    return {name: (value, note) for name, value, note in re.findall(pattern, html)}
+
+
+def test_the_two_makespans_and_the_two_kinds_of_bubbles_stand_apart() -> None:
+    cards = cards_of(report([("hand", hand_made())]))
+    assert cards["Total makespan"] == ("10.00 s", "all steps: 1.111 x the flow-shop bound")
+    assert cards["Efficiency"][0] == "60.0%"
+    assert cards["Bubble share"] == ("40.0%", "37.5% after the first fill")
+    assert cards["Bubbles in prefill"] == ("28.6%", "(P-1)/(P-1+M) is 25.0%, M = 3 steps")
+    assert cards["Bubbles in decode"] == ("66.7%", "1 of 4 steps are decode alone")
+    assert "Prefill makespan" not in cards
+    trace = predicted_trace(0.8)
+    first, last = traced_steps(trace.stages)[0], traced_steps(trace.stages)[-1]
+    took = 1e3 * (last.ends[-1] - first.starts[0])
+    assert cards_of(report([("own", trace)]))["Prefill makespan"] == (
+        f"{took:.1f} ms",
+        f"one prompt; predicted {0.8 * took:.1f} ms (-20.0%)",
+    )
+
+
+def test_predictions_worse_than_the_mean_are_called_that() -> None:
+    good, bad = (report([("own", predicted_trace(factor))]) for factor in (0.99, 3.0))
+    assert re.search(r"R² by stage: 0\.\d{3}, 0\.\d{3}\.</p>", good)
+    assert "R² by stage: below 0, below 0. Below 0: the mean of what was measured would have predicted it" in bad
+
+
+def request(rid: int, prompt_tokens: int, ttft_s: float | None) -> TracedRequest:
+    return TracedRequest(rid, prompt_tokens, 1, 5.0, None if ttft_s is None else 5.0 + ttft_s, None)
+
+
+def with_requests(*requests: TracedRequest, **about: Any) -> Trace:
+    return replace(hand_made(), requests=requests, about=about)
+
+
+def test_ttft_by_length_shows_every_request_and_a_line_through_the_medians() -> None:
+    first = with_requests(request(1, 100, 1.5), request(2, 100, 0.5), request(3, 100, 0.625), request(4, 400, None))
+    second = with_requests(request(1, 300, 2.25))
+    other = with_requests(request(1, 100, 0.25))
+    line, dots, _, others = charts.ttft_by_length([("a", first), ("a", second), ("b", other)])["data"]
+    assert (line["mode"], line["x"], line["y"]) == ("lines", [100, 300], [0.625, 2.25])
+    assert (dots["mode"], dots["x"], dots["y"]) == ("markers", [100, 100, 100, 300], [1.5, 0.5, 0.625, 2.25])
+    assert (others["name"], others["x"], others["y"]) == ("b", [100], [0.25])
+    assert others["marker"]["color"] != dots["marker"]["color"]
+
+
+def test_traces_of_one_length_stand_beside_each_other_by_name() -> None:
+    fixed = with_requests(request(1, 100, 1.5), request(2, 100, 0.5), chunk_policy="fixed", chunk_size=512)
+    planned = with_requests(request(1, 100, 0.75), chunk_policy="planned")
+    html = report([("a<b", fixed), ("a<b", planned)])
+    assert "Time to first token by trace" in html
+    assert "Every prompt has 100 tokens" in html
+    bar, dots, second, _ = charts_of(html)[0]["data"]
+    assert (bar["type"], bar["x"], bar["y"]) == ("bar", ["a&lt;b"], [1.0])
+    assert (dots["mode"], dots["x"], dots["y"]) == ("markers", ["a&lt;b", "a&lt;b"], [1.5, 0.5])
+    assert (second["x"], second["y"]) == (["a&lt;b (2)"], [0.75])
+    assert bar["name"] == "a&lt;b: chunks: fixed 512, 2 requests"
+    assert second["name"] == "a&lt;b (2): chunks: planned"
 
 
 def charts_of(html: str) -> list[dict[str, Any]]:
@@ -166,8 +241,8 @@ def test_the_page_is_whole_and_needs_nothing_from_elsewhere() -> None:
     assert "plotly.js v" in html
     assert "prefers-color-scheme: dark" in html
     assert "40.0%" in html  # the bubble share of the hand-made trace
-    assert "(P-1)/(P-1+M) is 20.0%" in html
-    assert "1.111 x the flow-shop bound" in html
+    assert "(P-1)/(P-1+M) is 25.0%, M = 3 steps" in html
+    assert "all steps: 1.111 x the flow-shop bound" in html
     ours = html.rpartition("<script>const charts")[2] + html.partition("<script>")[0]
     named = {name for name in re.findall(r"@(\w+)", json.dumps(charts_of(html)))}
     assert all(f"--{name}:" in ours for name in named)  # every colour has a value, in both themes
@@ -175,7 +250,7 @@ def test_the_page_is_whole_and_needs_nothing_from_elsewhere() -> None:
 
 
 def test_one_length_has_no_overview_and_a_trace_without_steps_is_refused() -> None:
-    assert "by prompt length" not in report([("hand", hand_made())])
+    assert "Time to first token by" not in report([("hand", hand_made())])
     with pytest.raises(ConfigError, match="empty: no step"):
         report([("empty", replace(hand_made(), stages=((), ())))])
 

@@ -60,28 +60,29 @@ def test_latency_prints_and_saves_what_it_measured(bench: Bench) -> None:
     (result,) = results()
     assert result["workload"] == {"input_len": 100, "output_len": 5, "num_prompts": 2, "concurrency": 2}
     assert len(result["iterations"]) == 3
-    summary = result["summary"]
+    summary, requests = result["summary"], result["summary"]["requests"]
     assert sum(summary["chunks"]) == 100
     for iteration in result["iterations"]:
         assert len(iteration["requests"]) == 2
         assert all(0 < r["ttft_s"] <= r["e2e_s"] for r in iteration["requests"])
+        for request, gaps in zip(iteration["requests"], iteration["itls"], strict=True):
+            assert 0 < len(gaps) <= 4
+            assert sum(gaps) == pytest.approx(request["e2e_s"] - request["ttft_s"], abs=0.05)
         assert 0 < iteration["pipeline"]["bound_s"] <= iteration["pipeline"]["makespan_s"] <= iteration["duration_s"]
     durations = sorted(iteration["duration_s"] for iteration in result["iterations"])
-    assert summary["duration_s"]["median"] == durations[1]
-    assert summary["output_tok_s"]["highest"] == pytest.approx(2 * 5 / durations[0])
-    assert summary["total_tok_s"]["lowest"] == pytest.approx(2 * 105 / durations[2])
+    assert result["duration"] == durations[1]
+    assert requests["output_throughput"]["highest"] == pytest.approx(2 * 5 / durations[0])
+    assert requests["total_token_throughput"]["lowest"] == pytest.approx(2 * 105 / durations[2])
     lines = {line.partition(":")[0]: line for line in out.splitlines()}
-    ttft = summary["ttft_s"]
-    assert lines["Time to first token, TTFT (ms)"].split()[-3:] == [
-        f"{1e3 * ttft[key]:.1f}" for key in ("median", "lowest", "highest")
-    ]
-    assert lines["Makespan / bound"].split()[-3] == f"{summary['over_bound']['median']:.3f}"
+    ttft = requests["p99_ttft_ms"]
+    assert lines["P99 TTFT (ms)"].split()[-3:] == [f"{ttft[key]:.2f}" for key in ("median", "lowest", "highest")]
+    assert lines["Makespan / bound"].split()[-3] == f"{summary['pipeline']['over_bound']['median']:.3f}"
     assert lines["Prompts x (input + output tokens)"].endswith("2 x (100 + 5)")
     assert "warming up: 2 of 2 iterations" in err
     assert "measuring: 3 of 3 iterations" in err
     trace = read_trace(Path("t.json"))
     steps = traced_steps(trace.stages)
-    assert len(steps) == summary["num_steps"]
+    assert len(steps) == result["iterations"][-1]["pipeline"]["num_steps"]
     assert sum(step.num_tokens for step in steps) >= 2 * 104
     assert [request.prompt_tokens for request in trace.requests] == [100, 100]
     assert all(request.output_tokens == 5 for request in trace.requests)
@@ -97,7 +98,8 @@ def test_throughput_keeps_to_the_concurrency(bench: Bench) -> None:
     assert bench("throughput", *shape, "--num-iters-warmup", "0", "--output-json", "r.json")[0] == 0
     (result,) = results()
     assert result["workload"]["concurrency"] == 5
-    assert result["summary"]["tpot_s"] is None
+    assert "mean_ttft_ms" in result
+    assert "mean_tpot_ms" not in result
     for flags, at_once in ((["--max-concurrency", "2"], 2), (["--max-queued-requests", "3"], 3)):
         assert bench("throughput", *shape, "--save-result", "r.json", "--trace", "t.json", *flags)[0] == 0
         assert results()[0]["workload"]["concurrency"] == at_once
@@ -105,6 +107,23 @@ def test_throughput_keeps_to_the_concurrency(bench: Bench) -> None:
         assert len(requests) == 5
         for one in requests:  # who was there when it came
             assert sum(r.submitted <= one.submitted and (r.ended or 0) > one.submitted for r in requests) <= at_once
+
+
+def test_times_are_finer_than_the_loops_milliseconds(bench: Bench) -> None:
+    shape = ["--input-len", "20", "--output-len", "4", "--batch-size", "3", "--num-iters", "2"]
+    assert bench("latency", *shape, "--save-result", "r.json")[0] == 0
+    iterations = results()[0]["iterations"]
+    times = [r[name] for one in iterations for r in one["requests"] for name in ("ttft_s", "e2e_s")]
+    times += [gap for one in iterations for gaps in one["itls"] for gap in gaps]
+    times += [one["duration_s"] for one in iterations]
+    assert sum(abs(1e3 * seconds - round(1e3 * seconds)) > 1e-3 for seconds in times) > len(times) / 2
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_the_stages_load(bench: Bench) -> None:
+    for command, lengths in (("latency", "250"), ("throughput", "250"), ("sweep", "20,250")):
+        code, out, err = bench(command, "--input-len", lengths, "--output-len", "7")
+        assert (code, out) == (2, "")
+        assert err == ("actorpp: --input-len 250 and --output-len 7: together more than the context of 256 tokens\n")
 
 
 def test_prompts_are_drawn_by_seed() -> None:
@@ -118,20 +137,23 @@ def test_prompts_are_drawn_by_seed() -> None:
 
 def test_sweep_has_a_line_for_each_cell(bench: Bench) -> None:
     grid = ["--input-len", "20,70", "--output-len", "1,3", "--max-concurrency", "1,2", "--num-iters", "1"]
-    code, out, _ = bench("sweep", *grid, "--num-prompts", "2", "--save-result", "r.json")
+    code, out, err = bench("sweep", *grid, "--num-prompts", "2", "--save-result", "r.json")
     assert code == 0
-    head, *lines = out.splitlines()
+    _, head, *lines = out.splitlines()
     assert head.split()[:4] == ["ISL", "OSL", "conc.", "prompts"]
-    cells = [line.split()[:5] for line in lines]
+    cells = [[isl, osl, at_once] for isl in ("20", "70") for osl in ("1", "3") for at_once in ("1", "2")]
+    assert [line.split()[:4] for line in lines[:8]] == [[*cell, "2"] for cell in cells]
     chunks = {"20": "1", "70": "3"}
-    assert cells == [
-        [isl, osl, at_once, "2", chunks[isl]] for isl in ("20", "70") for osl in ("1", "3") for at_once in ("1", "2")
-    ]
+    assert lines[10].split()[:4] == ["ISL", "OSL", "conc.", "chunks"]
+    assert [line.split()[:4] for line in lines[11:]] == [[*cell, chunks[cell[0]]] for cell in cells]
+    for number, (isl, osl, at_once) in enumerate(cells, 1):
+        said = f"cell {number}/8: ISL {isl}, OSL {osl}, conc. {at_once}: "
+        assert f"{said}warming up: 1 of 1 iterations\n{said}measuring: 0 of 1 iterations" in err
     assert [result["workload"]["input_len"] for result in results()] == [20] * 4 + [70] * 4
     code, out, _ = bench(
         "sweep", "--input-len", "20", "--output-len", "1", "--max-concurrency", "3", "--num-iters", "1"
     )
-    assert [line.split()[:4] for line in out.splitlines()[1:]] == [["20", "1", "3", "3"]]
+    assert out.splitlines()[2].split()[:4] == ["20", "1", "3", "3"]
 
 
 @pytest.mark.parametrize(
