@@ -95,7 +95,7 @@ async def run(config: EngineConfig, options: RunOptions, output: Output, drain: 
             ) as http:
                 async with (
                     _zmq_server(config) as zmq,
-                    _started(engine, options.trace),
+                    _started(engine, options.trace, display),
                     gateway,
                 ):
                     display.close()
@@ -105,7 +105,7 @@ async def run(config: EngineConfig, options: RunOptions, output: Output, drain: 
             await engine.locate()  # what the model cannot complete is known before it is loaded
             async with gateway:
                 prepared = await gateway.prepare(options.request)
-                async with _started(engine, options.trace):
+                async with _started(engine, options.trace, display):
                     work = _complete(gateway, prepared, display, output, as_json=options.json)
                     await _unless_failed(gateway, work)
     finally:
@@ -135,8 +135,12 @@ def _zmq_server(config: EngineConfig) -> ZmqServer:
 
 
 @contextlib.asynccontextmanager
-async def _started(engine: Engine, trace: Path | None) -> AsyncIterator[None]:
+async def _started(engine: Engine, trace: Path | None, display: ProgressDisplay) -> AsyncIterator[None]:
     async with engine:
+        if engine.config.layer_partition == "auto":
+            counts = (hi - lo for lo, hi in (stage.layers for stage in engine.stats().stages))
+            display.close()
+            print(f"layer partition: {','.join(map(str, counts))} (auto)", file=sys.stderr)
         try:
             yield
         except asyncio.CancelledError:  # a server is ended so, and has a trace too

@@ -65,6 +65,23 @@ def test_layers_without_attention_over_the_whole_context_are_more_to_a_stage() -
     assert first > last
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "partition"),
+    [
+        (8, (1, 2)),  # looking up the embedding of each token is dearer than one row of few logits
+        (128, (2, 1)),  # and cheaper than one of many
+        (60_000, (2, 1)),
+    ],
+)
+def test_embedding_and_head_are_counted(vocabulary: int, partition: tuple[int, int]) -> None:
+    """Three narrow layers over two stages: which of them gets two is for the ends to say."""
+    narrow = {
+        "hidden_size": 4096, "intermediate_size": 1, "num_hidden_layers": 3,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 1, "vocab_size": vocabulary,
+    }  # fmt: skip
+    assert auto_partition(narrow, 2, context_length=8192) == partition
+
+
 def test_a_saved_profile_says_what_the_head_costs() -> None:
     """Four times what its operations say, on a last stage that was slow when the profile was taken."""
     key = ProfileKey("m", "bfloat16", "cpu", 1, (10, 10, 10))

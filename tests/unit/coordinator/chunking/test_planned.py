@@ -118,6 +118,23 @@ def test_a_plan_is_followed_and_predicted() -> None:
     assert (plan.predicted_ttft_s, plan.predicted_chunk_s, plan.predicted_done_s) == (None, None, None)
 
 
+@pytest.mark.parametrize(("page_size", "align"), [(16, 64), (48, 96), (64, 64), (128, 128), (80, 80)])
+def test_chunks_of_the_policy_end_on_borders_of_pages(page_size: int, align: int) -> None:
+    asked = context(model(3), page_size=page_size)
+    chunks = plan_prompt(PlannedChunks(asked), asked.costs.model, 20011, window=5, max_chunk=FREE).chunks
+    assert len(chunks) > 8
+    assert {chunk % align for chunk in chunks[:-1]} == {0}
+
+
+@pytest.mark.parametrize("limits", [(500, FREE), (FREE, 500)], ids=["max_chunk", "chunk_size"])
+def test_the_policy_plans_with_the_limits_of_a_chunk(limits: tuple[int, int]) -> None:
+    """Not for larger chunks that are cut afterwards, which leaves splinters."""
+    asked = context(model(2), max_chunk=limits[0], chunk_size=limits[1])
+    chunks = plan_prompt(PlannedChunks(asked), asked.costs.model, 30000, window=4, max_chunk=FREE).chunks
+    assert chunks == best_chunks(model(2), 0, 30000, window=4, align=64, largest=500)
+    assert max(chunks) == 448
+
+
 def test_what_is_left_is_planned_again_when_the_measurements_say_so() -> None:
     asked = context(CostModel(model(4).stages, in_seconds=False))
     policy, request = PlannedChunks(asked), ChunkRequest(1, 32768)
