@@ -36,7 +36,7 @@ from actorpp.coordinator.scheduler import Scheduler
 from actorpp.coordinator.stage_group import StageGroup
 from actorpp.errors import ConfigError, CoordinatorFailedError, ProfilingError, StageFailedError
 from actorpp.planning import Planning
-from actorpp.profiling import measure_profile
+from actorpp.profiling import keep_profile, measure_profile
 from actorpp.runtime import ActorSystem
 from actorpp.serving.activity import Activity
 from actorpp.serving.api import (
@@ -176,15 +176,18 @@ class Engine:
         stack.callback(watching.cancel)
         stack.callback(self._failed, StageFailedError("the engine is closing"))
         if self.planning.needs_profile:
-            await self._take_profile()
+            await self.take_profile()
 
-    async def _take_profile(self) -> None:
-        """The chunk policy follows a profile, and none is saved. Where none can be taken, chunks have one size."""
+    async def take_profile(self) -> None:
+        """Measure a profile of the idle pipeline, follow it, and save it.
+
+        What goes wrong is a warning in the log: without a profile the chunks of ``sglang`` have one size.
+        """
         try:
             self.planning.profile = await measure_profile(
                 self, on_progress=lambda done, total: self._progress("profile", done, total)
             )
-            await asyncio.to_thread(self.planning.profile.save)
+            await asyncio.to_thread(keep_profile, self, self.planning.profile)
         except (ProfilingError, OSError) as error:
             log.warning("a profile was not taken or not saved", reason=str(error))
         self.scheduler.policy = self.planning.policy()

@@ -17,6 +17,7 @@ from actorpp.coordinator.chunking.plan import ChunkPlan, plan_prompt
 from actorpp.coordinator.chunking.policy import ChunkPolicy, PolicyContext
 from actorpp.coordinator.chunking.profile import ProfileKey, any_partition, load_profile
 from actorpp.errors import ContextLengthExceededError, InvalidRequestError
+from actorpp.stages.backend_names import resolved
 from actorpp.stages.checkpoint import Checkpoint
 from actorpp.stages.config import choose_dtype
 
@@ -43,6 +44,7 @@ def _key(config: EngineConfig, checkpoint: Checkpoint, partition: tuple[int, ...
         checkpoint.config,
         dtype=choose_dtype(config.dtype, checkpoint.dtype, config.device_type),
         device_type=config.device_type,
+        attention=resolved(config.attention_backend, config.device_type),
         threads=config.threads(),
         partition=partition,
     )

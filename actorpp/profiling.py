@@ -1,17 +1,23 @@
 """Measures a pipeline's stage times on a live engine, over histories and chunk sizes: a ``Profile``.
 
 It computes prompts of random ids as ordinary requests, cut as it says: they pass all stages at once, as real ones do.
-First every size once, cold, and not counted; then first chunks of many lengths; then long prompts whose chunks have all
-sizes in a mixed order, so that each size is met behind short and long histories. Pages are free afterwards, and prompts
-that others send meanwhile are cut as before.
+First every size once, cold, and not counted. Then the grid, in several passes: first chunks of many lengths, and a long
+prompt whose chunks have all sizes in a mixed order, so that each size is met behind short and long histories. A pass
+takes seconds and has an order of its own, and the median over the passes counts: what slows the machine for a while
+falls on other chunks each time. Pages are free afterwards, and prompts that others send meanwhile are cut as before.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import Protocol
+
+import numpy as np
+import structlog
 
 from actorpp.coordinator.chunking.fit import StageSample
 from actorpp.coordinator.chunking.policy import ChunkPolicy, ChunkRequest
@@ -25,10 +31,13 @@ from actorpp.stages.checkpoint import Checkpoint
 
 LONGEST_PROMPT = 16384  # tokens; longer histories follow from the formula
 LONGEST_FIRST_CHUNK = 4096
-FIRST_CHUNKS = 12
-LONG_PROMPTS = 2
+FIRST_CHUNKS = 10
 SIZES = (64, 128, 256, 512, 1024, 2048)
+PASSES = 3
 LEAST_SAMPLES = 8
+LEAST_PROMPT, LEAST_CHUNK = 4096, 1024  # tokens that a profile covers if it is kept, or half the model's context
+
+log = structlog.get_logger(__name__)
 
 
 class Profiled(Protocol):
@@ -45,7 +54,7 @@ class Profiled(Protocol):
 
 
 async def measure_profile(engine: Profiled, *, on_progress: Callable[[int, int], None] | None = None) -> Profile:
-    """Measure, and fit. Nothing is saved: ``Profile.save`` does.
+    """Measure, and fit; a fit that is not to be trusted is a warning in the log. ``keep_profile`` saves it.
 
     Args:
         engine: It should do nothing else meanwhile.
@@ -59,14 +68,17 @@ async def measure_profile(engine: Profiled, *, on_progress: Callable[[int, int],
         raise ProfilingError("the engine is busy: a profile is measured when it has nothing else to do")
     room = min(planning.context_length, scheduler.pool.num_pages * scheduler.config.page_size)
     room -= 1 + scheduler.config.async_depth  # for the token that each prompt samples
-    prompts = list(_prompts(min(room, LONGEST_PROMPT), planning.max_chunk))
-    if sum(map(len, prompts)) < LEAST_SAMPLES:
+    longest = min(room, LONGEST_PROMPT)
+    grid = _grid(longest, planning.max_chunk) if longest > 0 else []
+    if sum(map(len, grid)) < LEAST_SAMPLES:
         raise ProfilingError(f"there is no room for a profile: {room} tokens of context and KV cache")
+    orders = (random.Random(number).sample(grid, len(grid)) for number in range(PASSES))
+    prompts = [_warm_up(longest, planning.max_chunk), *chain.from_iterable(orders)]
     total = sum(map(sum, prompts))
     own = _OwnPrompts(scheduler.policy)
     generator = random.Random(0)
     vocabulary = engine.checkpoint.vocab_size
-    samples: list[StageSample] = []
+    measured: list[StageSample] = []
     done = 0
     scheduler.policy = own
     try:
@@ -74,41 +86,73 @@ async def measure_profile(engine: Profiled, *, on_progress: Callable[[int, int],
             ids = [generator.randrange(vocabulary) for _ in range(sum(chunks))]
             handle = engine.submit(ids, GenerationParams(max_tokens=1, ignore_eos=True))
             own.plans[int(handle.id)] = list(reversed(chunks))
-            measured = await _samples(handle, partial(_report, on_progress, done, total))
+            samples = await _samples(handle, partial(_report, on_progress, done, total))
             if index:  # the first one warms up
-                samples += measured
+                measured += samples
             done += len(ids)
     finally:
         scheduler.policy = own.policy
-    if len(samples) < LEAST_SAMPLES:
-        raise ProfilingError(f"{len(samples)} steps held one chunk and nothing else; {LEAST_SAMPLES} are needed")
-    return Profile.of(planning.key, tuple(samples))
+    medians = _medians(measured)
+    if len(medians) < LEAST_SAMPLES:
+        raise ProfilingError(f"{len(medians)} chunks had a step to themselves; {LEAST_SAMPLES} are needed")
+    profile = Profile.of(planning.key, medians)
+    if profile.doubts:
+        advice = "run `actorpp profile` when the machine does nothing else"
+        log.warning("the profile fits badly", reason="; ".join(profile.doubts), advice=advice)
+    return profile
 
 
-def _prompts(longest: int, largest: int) -> Iterator[list[int]]:
-    """The chunks of every prompt, the warm-up first."""
-    sizes = [size for size in SIZES if size <= min(largest, longest)]
-    warm_up: list[int] = []
-    for size in reversed(sizes):
-        if sum(warm_up) + size <= longest:
-            warm_up.append(size)
-    yield warm_up or [min(largest, longest)]
+def keep_profile(engine: Profiled, profile: Profile) -> Path:
+    """Save the profile where every engine with this pipeline finds it, whatever its limits. Returns the file.
+
+    Raises:
+        ProfilingError: It covers too little for the others, since this engine's limits are small.
+        OSError: It cannot be written.
+    """
+    half = engine.checkpoint.max_position_embeddings // 2
+    prompt = max(sample.history + sample.tokens for sample in profile.samples)
+    chunk = max(sample.tokens for sample in profile.samples)
+    if prompt < min(LEAST_PROMPT, half) or chunk < min(LEAST_CHUNK, half):
+        raise ProfilingError(
+            f"it covers prompts up to {prompt} tokens and chunks up to {chunk}, too little for engines with larger "
+            "limits: leave out --context-length, --kv-tokens and the limits of chunks and steps, or raise them"
+        )
+    return profile.save()
+
+
+def _warm_up(longest: int, largest: int) -> list[int]:
+    """The chunks of a prompt with every size that has room, the largest first."""
+    chunks: list[int] = []
+    for size in reversed(SIZES):
+        if size <= largest and sum(chunks) + size <= longest:
+            chunks.append(size)
+    return chunks or [min(largest, longest)]
+
+
+def _grid(longest: int, largest: int) -> list[list[int]]:
+    """The chunks of every prompt that counts."""
     most = min(largest, longest, LONGEST_FIRST_CHUNK)
-    for length in sorted({max(1, most * n // FIRST_CHUNKS) for n in range(1, FIRST_CHUNKS + 1)}):
-        yield [length]
-    for seed in range(LONG_PROMPTS):
-        generator = random.Random(seed)
-        chunks: list[int] = []
-        left = longest
-        while sizes and left >= sizes[0]:
-            round_of_sizes = generator.sample(sizes, len(sizes))
-            fitting = [size for size in round_of_sizes if size <= left]
-            for size in fitting:
-                if size <= left:
-                    chunks.append(size)
-                    left -= size
-        if chunks:
-            yield chunks
+    prompts = [[length] for length in sorted({max(1, most * n // FIRST_CHUNKS) for n in range(1, FIRST_CHUNKS + 1)})]
+    sizes = [size for size in SIZES if size <= min(largest, longest)]
+    generator = random.Random(0)
+    chunks: list[int] = []
+    left = longest
+    while sizes and left >= sizes[0]:
+        for size in generator.sample(sizes, len(sizes)):
+            if size <= left:
+                chunks.append(size)
+                left -= size
+    return [*prompts, chunks] if chunks else prompts
+
+
+def _medians(measured: Sequence[StageSample]) -> tuple[StageSample, ...]:
+    """One sample for each chunk: on every stage the median of its times."""
+    times: dict[tuple[int, int, bool], list[tuple[float, ...]]] = {}
+    for sample in measured:
+        times.setdefault((sample.history, sample.tokens, sample.samples), []).append(sample.seconds)
+    return tuple(
+        StageSample(*chunk, tuple(np.median(several, axis=0).tolist())) for chunk, several in sorted(times.items())
+    )
 
 
 async def _samples(handle: Handle, on_progress: Callable[[int], None]) -> list[StageSample]:

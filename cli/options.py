@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -182,9 +182,12 @@ def engine_flags() -> dict[str, Any]:
     }
 
 
-def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with every flag of the engine behind its own: its parameter ``engine`` gets those that were given."""
-    flags = engine_flags()
+def with_engine_flags(command: Callable[..., None], *, without: Collection[str] = ()) -> Callable[..., None]:
+    """The command with every flag of the engine behind its own: its parameter ``engine`` gets those that were given.
+
+    ``without``: fields of EngineConfig that would change nothing here, so that the command has no flags for them.
+    """
+    flags = {field: annotation for field, annotation in engine_flags().items() if field not in without}
     own = inspect.signature(command, eval_str=True)
     parameters = [parameter for parameter in own.parameters.values() if parameter.name != "engine"]
     for field, annotation in flags.items():

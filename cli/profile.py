@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,15 +14,25 @@ if TYPE_CHECKING:
     from actorpp.config import EngineConfig
     from actorpp.coordinator.chunking.profile import Profile
 
+CHANGES_NOTHING = (
+    "seed",
+    "chunk_policy",
+    "enable_dynamic_chunking",
+    "dynamic_chunking_smooth_factor",
+)
+"""Here chunks are not cut by the engine's policy, and the numbers that are computed with do not matter."""
 
-@o.with_engine_flags
+
+@partial(o.with_engine_flags, without=CHANGES_NOTHING)
 def profile(*, engine: dict[str, Any]) -> None:
     """Measure what steps cost each stage, print the fit, and save it where the engine finds it at its next start."""
     from actorpp.cli import loop
     from actorpp.cli.display import reserved_stdout
     from actorpp.logs import configure_logging
 
-    config = o.load_config(engine)
+    # Environment and file may name a policy; one that follows a profile would have it taken at the start already.
+    no_policy = {"chunk_policy": "planned", "enable_dynamic_chunking": False, "dynamic_chunking_smooth_factor": None}
+    config = o.load_config(engine).model_copy(update=no_policy)
     configure_logging(config.log_level)
     with reserved_stdout() as output:
         code = loop.run(lambda: _profile(config, output), grace=config.shutdown_timeout + 1.5)
@@ -31,8 +41,8 @@ def profile(*, engine: dict[str, Any]) -> None:
 
 async def _profile(config: EngineConfig, output: Output) -> int:
     from actorpp.engine import Engine
-    from actorpp.errors import OutputError
-    from actorpp.profiling import measure_profile
+    from actorpp.errors import OutputError, ProfilingError
+    from actorpp.profiling import keep_profile, measure_profile
     from actorpp.progress import ProgressDisplay
     from actorpp.transport.sockets import close_context
 
@@ -45,15 +55,18 @@ async def _profile(config: EngineConfig, output: Output) -> int:
     finally:
         display.close()
         close_context()
+    output.write(profile_text(found))
     try:
-        file = found.save()
+        file = keep_profile(engine, found)
     except OSError as error:
         raise OutputError(f"cannot save the profile: {error.strerror}") from None
-    output.write(profile_text(found, file))
+    except ProfilingError as error:
+        raise ProfilingError(f"the profile is not saved: {error}") from None
+    output.write(f"saved to {file}\n")
     return 0
 
 
-def profile_text(found: Profile, file: Path) -> str:
+def profile_text(found: Profile) -> str:
     """The fit of every stage and how far it is from each sample, as tables."""
     from actorpp.cli.tables import table, text_of
 
@@ -86,4 +99,4 @@ def profile_text(found: Profile, file: Path) -> str:
             for took, fit in zip(sample.seconds, found.fits, strict=True)
         ]
         samples.add_row(f"{sample.history} + {sample.tokens}{' sampled' if sample.samples else ''}", *cells)
-    return text_of(fits) + text_of(samples) + f"saved to {file}\n"
+    return text_of(fits) + text_of(samples)

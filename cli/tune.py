@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,9 +13,10 @@ from actorpp.cli.bench import DEFAULT_SEED, WORK, Iterations, SaveResult, Warmup
 
 if TYPE_CHECKING:
     from actorpp.analysis.spread import Spread
-    from actorpp.analysis.tuning import Setting
+    from actorpp.analysis.tuning import Measured, Setting
     from actorpp.cli.display import Output
     from actorpp.config import EngineConfig
+    from actorpp.coordinator.chunking.profile import Profile
     from actorpp.engine import Engine
     from actorpp.progress import ProgressDisplay
 
@@ -40,10 +41,11 @@ def tune(
 
     Tries fixed sizes, then dynamic chunking as SGLang's guide tells to tune it (an initial size of two to three times
     the best fixed one, smoothing factors of 0.6 to 0.85), and at last the best of each and planned chunks in turn.
+    Takes and saves a profile, which dynamic chunking computes its sizes from, if there is none.
     """
     from actorpp.cli import loop
     from actorpp.cli.display import reserved_stdout
-    from actorpp.config import flag_of
+    from actorpp.config import LARGEST_CHUNK, flag_of
     from actorpp.errors import ConfigError
     from actorpp.logs import configure_logging
 
@@ -52,6 +54,9 @@ def tune(
         if name in config.model_fields_set:
             raise ConfigError(f"{flag_of(name)} is what tune chooses: leave it out", param=name)
     lengths, sizes = comma_list("--input-len", input_len), comma_list("--chunk-sizes", chunk_sizes)
+    if config.max_num_batched_tokens is None:  # any chunk that is tried must have room in a step
+        largest = max(*lengths, LARGEST_CHUNK[config.device_type])
+        config = config.model_copy(update={"max_num_batched_tokens": largest + config.max_running_requests})
     writable("--save-result", save_result)
     configure_logging(config.log_level)
     with reserved_stdout() as output:
@@ -63,31 +68,37 @@ def tune(
 
 
 class Trials:
-    """Times to first token on one engine, setting by setting, in turn."""
+    """Times to first token on one engine, setting by setting, in turn.
+
+    Attributes:
+        steps: What was measured, by step. Times of different steps are not to be compared.
+        chunks: The chunks of each setting's last prompt of each length.
+    """
 
     def __init__(self, engine: Engine, lengths: Sequence[int], iterations: int, display: ProgressDisplay) -> None:
-        self.measured: dict[Setting, dict[int, Spread]] = {}
+        self.steps: dict[str, dict[Setting, dict[int, Spread]]] = {}
+        self.chunks: dict[Setting, dict[int, tuple[int, ...]]] = {}
         self._engine = engine
         self._lengths = lengths
         self._iterations = iterations
         self._display = display
         self._runs = 0
 
-    async def run(self, settings: Sequence[Setting], step: str) -> None:
-        """Measure these settings, each length of each once in every round; earlier figures of theirs are replaced."""
+    async def run(self, settings: Sequence[Setting], step: str) -> Measured:
+        """Measure these settings, each length of each once in every round, every other round in the opposite order."""
         from actorpp.analysis.spread import spread
 
         found: dict[tuple[Setting, int], list[float]] = {}
         total, done = len(settings) * len(self._lengths) * self._iterations, 0
-        for _ in range(self._iterations):
-            for setting in settings:
+        for number in range(self._iterations):
+            for setting in reversed(settings) if number % 2 else settings:
                 for length in self._lengths:
                     self._display.show(step, done, total, "runs")
                     found.setdefault((setting, length), []).append(await self.ttft(setting, length))
                     done += 1
         self._display.show(step, done, total, "runs")
-        for setting in settings:
-            self.measured[setting] = {length: spread(found[setting, length]) for length in self._lengths}
+        self.steps[step] = {s: {length: spread(found[s, length]) for length in self._lengths} for s in settings}
+        return self.steps[step]
 
     async def ttft(self, setting: Setting, length: int) -> float:
         """Seconds of one prompt alone."""
@@ -99,7 +110,9 @@ class Trials:
         )
         self._runs += 1
         iteration, _ = await run_once(engine, Workload(length, 1, 1, 1), f"{engine.config.seed}/{self._runs}")
-        return iteration.requests[0].ttft_s or 0.0
+        metrics = iteration.requests[0]
+        self.chunks.setdefault(setting, {})[length] = metrics.chunks
+        return metrics.ttft_s or 0.0
 
 
 async def _tune(
@@ -115,76 +128,90 @@ async def _tune(
     from actorpp.analysis.tuning import Setting, best, fixed_settings, initial_sizes, smooth_factors, verdict
     from actorpp.cli.tables import text_of
     from actorpp.engine import Engine
-    from actorpp.errors import ConfigError, ProfilingError
-    from actorpp.profiling import measure_profile
+    from actorpp.errors import ConfigError
     from actorpp.progress import ProgressDisplay
     from actorpp.transport.sockets import close_context
 
     display = ProgressDisplay()
-    planned = Setting("planned")
+    said: list[str] = []
     try:
         async with Engine(config, on_startup=display.startup, trace=True) as engine:
-            if max(lengths) >= engine.context_length:
+            planning, longest = engine.planning, max(lengths)
+            if longest >= engine.context_length:
                 raise ConfigError(
-                    f"--input-len {max(lengths)}: the context has {engine.context_length} tokens, one of them is new",
+                    f"--input-len {longest}: the context has {engine.context_length} tokens, one of them is new",
                     param="input_len",
                 )
-            without: list[str] = []
-            if engine.planning.profile is None:  # dynamic chunking computes its sizes from one
-                try:
-                    engine.planning.profile = await measure_profile(
-                        engine, on_progress=lambda done, total: display.show("profile", done, total, "tokens")
-                    )
-                except ProfilingError as error:
-                    without.append(f"Dynamic chunking was not tried: {error}")
+            largest = min(longest, planning.max_chunk)
+            if max(sizes) > largest < longest:
+                said.append(f"Sizes above {largest} were not tried: the limits of a step that were given forbid them")
+            if planning.profile is None:
+                await engine.take_profile()
             trials = Trials(engine, lengths, iterations, display)
+            planned = Setting("planned")
             for _ in range(warmup):
                 for length in lengths:
                     await trials.ttft(planned, length)
-            longest = min(max(lengths), engine.planning.max_chunk)
-            await trials.run(fixed_settings(sizes, longest), "fixed sizes")
-            fixed = best(trials.measured, "fixed")
-            finalists = [fixed, planned]
-            if not without:
-                align = max(config.page_size, 64)
-                initial = initial_sizes(fixed.chunk_size or align, align, longest)
-                await trials.run(initial, "initial sizes")
-                await trials.run(smooth_factors(best(trials.measured, "sglang").chunk_size or align), "smoothing")
-                finalists.insert(1, best(trials.measured, "sglang"))
-            await trials.run(finalists, "finalists")
+            fixed = best(await trials.run(fixed_settings(sizes, largest), "fixed sizes"), "fixed")
+            finalists = [planned, fixed]
+            if (reason := _why_not_dynamic(planning.profile)) is not None:
+                said.append(f"Dynamic chunking was not tried: {reason}")
+            else:
+                initial = initial_sizes(fixed.chunk_size or largest, max(config.page_size, 64), largest)
+                size = best(await trials.run(initial, "initial sizes"), "sglang").chunk_size
+                smoothing = await trials.run(smooth_factors(size or largest), "smoothing")
+                finalists.append(best(smoothing, "sglang"))
+            said += verdict(await trials.run(finalists, "finalists"))
     finally:
         display.close()
         close_context()
-    said = without + verdict({setting: trials.measured[setting] for setting in finalists})
-    output.write(text_of(_table(trials.measured, finalists, lengths)) + "\n".join(said) + "\n")
+    output.write(text_of(_table(trials.steps, lengths)) + "\n".join(said) + "\n")
     if save_result is not None:
-        _save(save_result, config, trials.measured, said)
+        _save(save_result, config, trials, said)
     return 0
 
 
-def _table(measured: dict[Setting, dict[int, Spread]], finalists: Sequence[Setting], lengths: Sequence[int]) -> Any:
+def _why_not_dynamic(profile: Profile | None) -> str | None:
+    """Why ``sglang`` would keep to its initial size; None: it would not."""
+    from actorpp.coordinator.chunking.sglang import fit_first_chunks
+
+    if profile is None:
+        return "it needs a profile, and none could be taken"
+    try:
+        fit_first_chunks(profile.samples)
+    except ValueError as error:
+        return f"the profile does not do: {error}"
+    return None
+
+
+def _table(steps: Mapping[str, Measured], lengths: Sequence[int]) -> Any:
     from actorpp.analysis.tuning import relative
     from actorpp.cli.tables import table
+    from actorpp.progress import PHASES
 
     made = table(
         "Time to first token, ms: median (lowest-highest)",
         "chunks",
         *(f"ISL {length}" for length in lengths),
-        "to best fixed",
+        "to the step's best",
     )
-    for setting, ttfts in measured.items():
-        name = ("* " if setting in finalists else "  ") + setting.name
-        cells = [
-            f"{1e3 * t.median:.0f} ({1e3 * t.lowest:.0f}-{1e3 * t.highest:.0f})"
-            for t in (ttfts[length] for length in lengths)
-        ]
-        made.add_row(name, *cells, f"{relative(measured, setting, finalists[0]):.3f}")
-    made.caption = "* measured again, in turn; what is said below rests on these runs alone"
+    for step, measured in steps.items():
+        made.add_section()
+        made.add_row(f"{PHASES[step]}:")
+        first = next(iter(measured))
+        least = min(relative(measured, setting, first) for setting in measured)
+        for setting, ttfts in measured.items():
+            cells = [
+                f"{1e3 * t.median:.0f} ({1e3 * t.lowest:.0f}-{1e3 * t.highest:.0f})"
+                for t in (ttfts[length] for length in lengths)
+            ]
+            made.add_row(f"  {setting.name}", *cells, f"{relative(measured, setting, first) / least:.3f}")
+    made.caption = "Settings of one step were measured in turn; what is said below rests on the finalists alone"
     made.caption_justify = "left"
     return made
 
 
-def _save(file: Path, config: EngineConfig, measured: dict[Setting, dict[int, Spread]], said: Sequence[str]) -> None:
+def _save(file: Path, config: EngineConfig, trials: Trials, said: Sequence[str]) -> None:
     import json
 
     import msgspec
@@ -193,7 +220,13 @@ def _save(file: Path, config: EngineConfig, measured: dict[Setting, dict[int, Sp
     from actorpp.errors import OutputError
 
     results = [
-        {"flags": setting.flags, "ttft_s": {str(n): msgspec.to_builtins(t) for n, t in ttfts.items()}}
+        {
+            "step": step,
+            "flags": setting.flags,
+            "ttft_s": {str(n): msgspec.to_builtins(t) for n, t in ttfts.items()},
+            "chunks": {str(n): trials.chunks[setting][n] for n in ttfts},
+        }
+        for step, measured in trials.steps.items()
         for setting, ttfts in measured.items()
     ]
     result = {"machine": machine(), "engine": config.model_dump(mode="json"), "results": results, "verdict": said}

@@ -7,9 +7,8 @@ from importlib.util import find_spec
 
 import torch
 
-from actorpp.stages import amx
 from actorpp.stages.amx_backend import AmxBackend
-from actorpp.stages.backend_names import ON_CUDA, check_backend
+from actorpp.stages.backend_names import ON_CUDA, check_backend, resolved
 from actorpp.stages.backends import AttentionBackend, FlashBackend, SdpaBackend
 from actorpp.stages.cuda_backends import FlashAttnBackend, FlashInferBackend
 
@@ -32,12 +31,11 @@ def choose_backend(name: str, device: torch.device) -> AttentionBackend:
         ConfigError: As ``check_backend``.
     """
     check_backend(name, device.type)
-    return BACKENDS[_automatic(device) if name == "auto" else name]()
+    name = resolved(name, device.type)
+    return BACKENDS[_automatic_elsewhere(device) if name == "auto" else name]()
 
 
-def _automatic(device: torch.device) -> str:
-    if device.type == "cpu":
-        return "amx" if amx.library() else "flash"
+def _automatic_elsewhere(device: torch.device) -> str:
     if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0):
         return next((name for name, (module, _) in ON_CUDA.items() if find_spec(module)), "sdpa")
     return "sdpa"

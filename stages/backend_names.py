@@ -12,6 +12,14 @@ ON_CUDA = {"flashinfer": ("flashinfer", "flashinfer-python"), "flash_attn": ("fl
 pages of any size in place."""
 
 
+def resolved(name: str, device_type: str) -> str:
+    """What ``auto`` is on CPUs: ``amx`` on those that have it, else ``flash``. Any other name, and ``auto`` on a device
+    that only the stages can ask, is as given."""
+    if name == "auto" and device_type == "cpu":
+        return "amx" if amx.library() else "flash"
+    return name
+
+
 def check_backend(name: str, device_type: str) -> None:
     """Whether stages on this kind of device can compute with the backend ``name``.
 

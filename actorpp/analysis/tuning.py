@@ -2,6 +2,8 @@
 
 The order of trials is that of SGLang's guide to its dynamic chunking: the best fixed size; an initial size of two to
 three times that; a smoothing factor between 0.6 and 0.85. Nothing is measured here.
+
+Only what was measured in turn is compared, for the machine's speed may differ from one step to the next.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ INITIAL_SIZES = (2.0, 2.5, 3.0)  # times the best fixed size
 SMOOTH_FACTORS = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85)
 FIRST_SMOOTH_FACTOR = 0.75
 WORTH_IT = 0.01  # a smaller gain is said to be none
+STEADY = 0.1  # spread of one setting's times, as a share of the median, from which on it is said
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -49,24 +52,28 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 Measured = Mapping[Setting, Mapping[int, Spread]]
-"""For each setting and prompt length: TTFT in seconds."""
+"""For each setting and prompt length: TTFT in seconds, of settings that were measured in turn."""
 
 
-def fixed_settings(sizes: Sequence[int], longest: int) -> list[Setting]:
-    """Fixed sizes to try: what is not below the longest prompt is the same as the whole prompt at once, tried once."""
-    return [Setting("fixed", size) for size in sorted({min(size, longest) for size in sizes})]
+def fixed_settings(sizes: Sequence[int], largest: int) -> list[Setting]:
+    """First step: fixed sizes.
+
+    Args:
+        largest: Tokens of the largest chunk that can be: of the longest prompt, all of which is one chunk with any size
+            above that, or of a step.
+    """
+    return [Setting("fixed", size) for size in sorted({min(size, largest) for size in sizes})]
 
 
 def initial_sizes(best_fixed: int, align: int, largest: int) -> list[Setting]:
-    """Second step: initial sizes for dynamic chunking, multiples of ``align`` up to ``largest``."""
-    most = max(largest // align, 1)
-    steps = {min(max(round(factor * best_fixed / align), 1), most) for factor in INITIAL_SIZES}
-    return [Setting("sglang", step * align, FIRST_SMOOTH_FACTOR) for step in sorted(steps)]
+    """Second step: initial sizes for dynamic chunking, multiples of ``align`` below ``largest``, and that itself."""
+    sizes = {min(max(round(factor * best_fixed / align), 1) * align, largest) for factor in INITIAL_SIZES}
+    return [Setting("sglang", size, FIRST_SMOOTH_FACTOR) for size in sorted(sizes)]
 
 
 def smooth_factors(initial: int) -> list[Setting]:
-    """Third step: the other smoothing factors for the best initial size."""
-    return [Setting("sglang", initial, factor) for factor in SMOOTH_FACTORS if factor != FIRST_SMOOTH_FACTOR]
+    """Third step: smoothing factors for the best initial size."""
+    return [Setting("sglang", initial, factor) for factor in SMOOTH_FACTORS]
 
 
 def relative(measured: Measured, setting: Setting, base: Setting) -> float:
@@ -83,21 +90,37 @@ def best(measured: Measured, policy: str) -> Setting:
     return min(candidates, key=lambda setting: relative(measured, setting, candidates[0]))
 
 
+def recommended(measured: Measured) -> Setting:
+    """The simplest setting that is within 1% of the fastest: planned, which has no size to choose, before a fixed size,
+    and that before dynamic chunking, which needs a profile."""
+    fastest = min(measured, key=lambda setting: relative(measured, setting, next(iter(measured))))
+    near = [setting for setting in measured if gain(measured, fastest, setting) < WORTH_IT]
+    return min(near, key=lambda setting: ("planned", "fixed", "sglang").index(setting.policy))
+
+
+def gain(measured: Measured, setting: Setting, base: Setting) -> float:
+    """The share of the TTFT of ``base`` that ``setting`` saves."""
+    return 1 - relative(measured, setting, base)
+
+
 def verdict(measured: Measured) -> list[str]:
     """What to do, in sentences: the flags to use, and whether dynamic chunking is worth its own."""
     fixed = best(measured, "fixed")
     said = [f"Best fixed size: {fixed.flags}"]
     if any(setting.policy == "sglang" for setting in measured):
         dynamic = best(measured, "sglang")
-        gain = 1 - relative(measured, dynamic, fixed)
-        said.append(
-            f"Dynamic chunking gains {gain:.1%} over the best fixed size: use {dynamic.flags}"
-            if gain >= WORTH_IT
-            else f"Dynamic chunking gains less than {WORTH_IT:.0%} over the best fixed size ({gain:+.1%}): not worth it"
-        )
+        saved = gain(measured, dynamic, fixed)
+        if saved >= WORTH_IT:
+            said.append(f"Dynamic chunking gains {saved:.1%} over it, with {dynamic.flags}")
+        else:
+            said.append(f"Dynamic chunking gains less than {WORTH_IT:.0%} over it ({saved:+.1%}): not worth it")
     if any(setting.policy == "planned" for setting in measured):
-        gain = 1 - relative(measured, Setting("planned"), fixed)
-        said.append(f"Planned chunks gain {gain:+.1%} over the best fixed size, with no size to choose")
-    winner = min(measured, key=lambda setting: relative(measured, setting, fixed))
-    said.append(f"Best over these lengths: {winner.flags}")
+        saved = gain(measured, Setting("planned"), fixed)
+        said.append(f"Planned chunks gain {saved:+.1%} over it, with no size to choose")
+    scatter = max((t.highest - t.lowest) / t.median for ttfts in measured.values() for t in ttfts.values())
+    if scatter > STEADY:
+        said.append(f"Times of one setting differed by up to {scatter:.0%}: a gain far below that may be chance")
+    use = recommended(measured)
+    others = f", the simplest within {WORTH_IT:.0%} of the fastest" if len(measured) > 1 else ""
+    said.append(f"Use {use.flags}{' (the default)' if use.policy == 'planned' else ''}{others}")
     return said

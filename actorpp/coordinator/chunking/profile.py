@@ -1,7 +1,8 @@
 """A pipeline's profile: measured stage times, their fit, and the file in the user's cache folder that keeps them.
 
 It does not measure: ``actorpp.profiling`` does. A profile holds for one model in one dtype on one kind of device, with
-one number of threads and one partition; where any of these differs, another file is looked for.
+one way to compute attention, one number of threads and one partition; where any of these differs, another file is
+looked for.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from actorpp.coordinator.chunking.cost import CostModel
 from actorpp.coordinator.chunking.fit import StageFit, StageSample, fit_profile
 from actorpp.stages.cache import cache_folder
 
+GOOD_R2 = 0.95  # of a fit; on a quiet machine it is 0.99 and more
+
 
 class ProfileKey(msgspec.Struct, frozen=True):
     """What a profile holds for.
@@ -26,6 +29,7 @@ class ProfileKey(msgspec.Struct, frozen=True):
         model: Digest of the model's config.json: the same model in another folder is the same.
         dtype: What it computes in.
         device: The device's name.
+        attention: The backend of attention, which also chooses how layers are computed.
         threads: Compute threads of each stage.
         partition: Layers of each stage.
     """
@@ -33,12 +37,20 @@ class ProfileKey(msgspec.Struct, frozen=True):
     model: str
     dtype: str
     device: str
+    attention: str
     threads: int
     partition: tuple[int, ...]
 
     @classmethod
     def of(
-        cls, config: dict[str, Any], *, dtype: str, device_type: str, threads: int, partition: tuple[int, ...]
+        cls,
+        config: dict[str, Any],
+        *,
+        dtype: str,
+        device_type: str,
+        attention: str,
+        threads: int,
+        partition: tuple[int, ...],
     ) -> ProfileKey:
         """The key of a pipeline on this machine.
 
@@ -46,15 +58,17 @@ class ProfileKey(msgspec.Struct, frozen=True):
             config: The model's config.json.
             dtype: As resolved, not ``auto``.
             device_type: ``cpu`` or ``cuda``.
+            attention: As resolved, where the driver can tell.
         """
         digest = blake2b(msgspec.json.encode(config, order="deterministic"), digest_size=8).hexdigest()
-        return cls(digest, dtype, device_name(device_type), threads, partition)
+        return cls(digest, dtype, device_name(device_type), attention, threads, partition)
 
     @property
     def file(self) -> Path:
         """Where its profile is kept."""
-        what = re.sub(r"[^\w.-]+", "-", f"{self.model}-{self.dtype}-{self.device}-{self.threads}")
-        return cache_folder() / "profiles" / what / f"{'-'.join(map(str, self.partition))}.json"
+        what = f"{self.model}-{self.dtype}-{self.device}-{self.attention}-{self.threads}"
+        folder = cache_folder() / "profiles" / re.sub(r"[^\w.-]+", "-", what)
+        return folder / f"{'-'.join(map(str, self.partition))}.json"
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -79,6 +93,17 @@ class Profile(msgspec.Struct, frozen=True):
     def model(self) -> CostModel:
         """What a step costs, in seconds."""
         return CostModel(tuple(fit.cost for fit in self.fits))
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why its fit is not to be trusted; nothing where it is."""
+        found = []
+        for stage, fit in enumerate(self.fits):
+            if fit.r2 < GOOD_R2:
+                found.append(f"stage {stage}: R^2 is {fit.r2:.3f}, less than {GOOD_R2}")
+            if not fit.cost.c:
+                found.append(f"stage {stage}: a step seems to have no fixed cost (c = 0)")
+        return found
 
     def save(self) -> Path:
         """Write it to ``key.file``, in one go. Raises OSError."""

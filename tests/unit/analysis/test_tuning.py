@@ -10,6 +10,7 @@ from actorpp.analysis.tuning import (
     best,
     fixed_settings,
     initial_sizes,
+    recommended,
     relative,
     smooth_factors,
     verdict,
@@ -29,9 +30,9 @@ def test_the_settings_of_each_step() -> None:
     assert initial_sizes(512, 64, 8192) == [
         Setting("sglang", 1024, 0.75), Setting("sglang", 1280, 0.75), Setting("sglang", 1536, 0.75)
     ]  # fmt: skip
-    assert initial_sizes(512, 64, 1200) == [Setting("sglang", 1024, 0.75), Setting("sglang", 1152, 0.75)]
-    assert initial_sizes(8, 64, 40) == [Setting("sglang", 64, 0.75)]
-    assert [setting.smooth_factor for setting in smooth_factors(1024)] == [0.6, 0.65, 0.7, 0.8, 0.85]
+    assert initial_sizes(512, 64, 1200) == [Setting("sglang", 1024, 0.75), Setting("sglang", 1200, 0.75)]
+    assert initial_sizes(8, 64, 40) == [Setting("sglang", 40, 0.75)]
+    assert [setting.smooth_factor for setting in smooth_factors(1024)] == [0.6, 0.65, 0.7, 0.75, 0.8, 0.85]
 
 
 def test_flags_are_those_of_the_command_line() -> None:
@@ -54,13 +55,40 @@ def test_the_best_has_the_smallest_mean_ratio_over_all_lengths() -> None:
 
 
 def test_a_gain_below_one_percent_is_called_none() -> None:
-    measured = {SMALL: at(1.0, 4.0), DYNAMIC: at(0.995, 3.98), PLANNED: at(0.9, 3.6)}
-    said = verdict(measured)
-    assert said[0] == f"Best fixed size: {SMALL.flags}"
-    assert "less than 1%" in said[1]
-    assert "not worth it" in said[1]
-    assert "+10.0%" in said[2]
-    assert said[3].endswith(PLANNED.flags)
+    measured = {PLANNED: at(0.9, 3.6), SMALL: at(1.0, 4.0), DYNAMIC: at(0.995, 3.98)}
+    assert verdict(measured) == [
+        f"Best fixed size: {SMALL.flags}",
+        "Dynamic chunking gains less than 1% over it (+0.5%): not worth it",
+        "Planned chunks gain +10.0% over it, with no size to choose",
+        f"Use {PLANNED.flags} (the default), the simplest within 1% of the fastest",
+    ]
     said = verdict({SMALL: at(1.0, 4.0), DYNAMIC: at(0.9, 3.8)})
-    assert said[1] == f"Dynamic chunking gains 7.5% over the best fixed size: use {DYNAMIC.flags}"
+    assert said[1] == f"Dynamic chunking gains 7.5% over it, with {DYNAMIC.flags}"
     assert len(said) == 3
+
+
+@pytest.mark.parametrize(
+    ("planned", "fixed", "dynamic", "use"),
+    [
+        (1.0, 0.995, 0.991, PLANNED),  # none is worth leaving the default for
+        (1.0, 0.985, 0.98, SMALL),  # a fixed size is; dynamic chunking beside it is not
+        (1.0, 0.985, 0.97, DYNAMIC),
+        (0.9, 1.0, 0.95, PLANNED),
+        (1.0, 0.99, 1.0, SMALL),  # 1% is worth it
+    ],
+)
+def test_the_advice_is_the_simplest_of_the_fastest_and_agrees_with_what_is_said_of_each(
+    planned: float, fixed: float, dynamic: float, use: Setting
+) -> None:
+    measured = {PLANNED: at(planned, planned), SMALL: at(fixed, fixed), DYNAMIC: at(dynamic, dynamic)}
+    assert recommended(measured) == use
+    said = verdict(measured)
+    assert said[-1].startswith(f"Use {use.flags}")
+    assert use != DYNAMIC or "not worth it" not in said[1]
+
+
+def test_times_that_scatter_are_said_to() -> None:
+    steady = {SMALL: at(1.0), PLANNED: {1000: spread([0.97, 1.0, 1.02])}}
+    assert not any("differed" in line for line in verdict(steady))
+    said = verdict(steady | {PLANNED: {1000: spread([0.8, 1.0, 1.1])}})
+    assert "Times of one setting differed by up to 30%: a gain far below that may be chance" in said

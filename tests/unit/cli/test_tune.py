@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import typer
 
+from actorpp.analysis.spread import spread
+from actorpp.analysis.tuning import Setting
 from actorpp.cli.app import app
 from actorpp.cli.main import main
 from actorpp.cli.options import engine_flags
-from actorpp.config import flag_of
+from actorpp.cli.tune import Trials
+from actorpp.config import LARGEST_CHUNK, flag_of
+from actorpp.coordinator.chunking.policy import ChunkRequest
+from actorpp.coordinator.chunking.profile import Profile
+from actorpp.coordinator.chunking.sglang import Quadratic, SglangChunks
+from actorpp.errors import ProfilingError
+from actorpp.progress import ProgressDisplay
 from tests.exactness.tiny import save_llama
+from tests.unit.coordinator.chunking.support import model as costs
+from tests.unit.coordinator.chunking.support import pieces, sample
 
+CONTEXT = 8192
+COSTS = costs(2)
 SMALL = ["--transport", "inproc", "--stages", "2", "--threads-per-stage", "1", "--dtype", "float32"]
 
 
@@ -29,7 +45,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_llama(tmp_path_factory.mktemp("tune"), layers=4, max_position_embeddings=1024)
+    return save_llama(tmp_path_factory.mktemp("tune"), layers=4, max_position_embeddings=CONTEXT)
 
 
 def run(*flags: str) -> int:
@@ -38,31 +54,114 @@ def run(*flags: str) -> int:
     return int(str(ended.value.code))
 
 
-def test_tune_tries_the_three_steps_and_planned_and_says_what_to_use(
-    model: Path, capsys: pytest.CaptureFixture[str]
+async def taken(engine: Any, *, on_progress: Callable[[int, int], None]) -> Profile:
+    """As ``measure_profile``, of a pipeline whose stages are as fast as ``COSTS`` says."""
+    on_progress(1, 1)
+    samples = [sample(COSTS, 0, 256 * n, samples=True) for n in range(1, 17)]
+    samples += [sample(COSTS, history, tokens) for history in (1024, 4096) for tokens in (64, 512, 2048)]
+    return Profile.of(engine.planning.key, tuple(samples))
+
+
+def chunks_of(row: dict[str, Any], length: int) -> list[int]:
+    """What the row's flags mean for a prompt that is alone, computed apart from the engine."""
+    _, policy, _, size, *factor = row["flags"].split()
+    if policy == "fixed":
+        return pieces(length, int(size))
+    quadratic = Quadratic(a=COSTS.stages[0].a, b=COSTS.stages[0].b)  # only their ratio counts
+    cut = SglangChunks(int(size), quadratic, float(factor[1]), 16, CONTEXT, CONTEXT)
+    chunks: list[int] = []
+    while (history := sum(chunks)) < length:
+        chunks.append(cut.next_chunk(ChunkRequest(1, length), history, length - history, CONTEXT))
+    return chunks
+
+
+def test_every_row_was_computed_with_the_sizes_that_it_names(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lengths = ["--input-len", "150,600", "--chunk-sizes", "64,128,4096", "--num-iters", "1"]
-    flags = ["--model", str(model), "--kv-tokens", "2048", *lengths, "--save-result", "r.json"]
-    assert run("tune", *flags, *SMALL) == 0
+    monkeypatch.setattr("actorpp.engine.measure_profile", taken)
+    work = ["--input-len", "900,6000", "--chunk-sizes", "1024,4096,8192", "--num-iters", "1", "--num-iters-warmup", "0"]
+    assert run("tune", "--model", str(model), "--kv-tokens", "8192", *work, "--save-result", "r.json", *SMALL) == 0
     out, err = capsys.readouterr()
     saved = json.loads(Path("r.json").read_text())
-    tried = [row["flags"] for row in saved["results"]]
-    fixed = [flags for flags in tried if flags.startswith("--chunk-policy fixed")]
-    assert fixed == [f"--chunk-policy fixed --chunked-prefill-size {size}" for size in (64, 128, 600)]
-    factors = [flags.split()[-1] for flags in tried if flags.startswith("--chunk-policy sglang")]
-    assert sorted(set(factors)) == ["0.6", "0.65", "0.7", "0.75", "0.8", "0.85"]
-    assert tried[-1] == "--chunk-policy planned"
-    for row in saved["results"]:
-        assert set(row["ttft_s"]) == {"150", "600"}
+    rows = saved["results"]
+    flags = {step: [row["flags"] for row in rows if row["step"] == step] for step in {row["step"] for row in rows}}
+
+    # What is tried, step after step: no limit of the engine's own cuts a size, and 8192 is all of the longest prompt.
+    assert flags["fixed sizes"] == [f"--chunk-policy fixed --chunked-prefill-size {n}" for n in (1024, 4096, 6000)]
+    fixed = int(flags["finalists"][1].split()[-1])
+    initial = [int(row.split()[3]) for row in flags["initial sizes"]]
+    assert initial == sorted({min(round(factor * fixed / 64) * 64, 6000) for factor in (2, 2.5, 3)})
+    assert [row.split()[-1] for row in flags["smoothing"]] == ["0.6", "0.65", "0.7", "0.75", "0.8", "0.85"]
+    assert {int(row.split()[3]) for row in flags["smoothing"]} <= set(initial)
+    planned, of_fixed, of_dynamic = flags["finalists"]
+    assert planned == "--chunk-policy planned"
+    assert of_fixed in flags["fixed sizes"]
+    assert of_dynamic in flags["smoothing"]
+
+    # What the prompts got.
+    for row in rows:
+        assert set(row["ttft_s"]) == set(row["chunks"]) == {"900", "6000"}
         assert all(0 < ttft["lowest"] <= ttft["median"] <= ttft["highest"] for ttft in row["ttft_s"].values())
-    lines = [" ".join(line.split()).removeprefix("* ") for line in out.splitlines()]
-    for flags in tried:
-        _, policy, *numbers = flags.split()
-        assert any(line.startswith(" ".join([policy, *numbers[1:2]])) for line in lines), flags
-    assert out.splitlines()[-4:] == saved["verdict"]
-    assert saved["verdict"][-1].removeprefix("Best over these lengths: ") in tried
-    for step in ("fixed sizes: 6 of 6 runs", "initial sizes", "smoothing: 10 of 10 runs", "finalists: 6 of 6 runs"):
-        assert step in err
+        for length in (900, 6000):
+            chunks = row["chunks"][str(length)]
+            if row["flags"] == planned:
+                assert sum(chunks) == length
+                assert max(chunks) <= LARGEST_CHUNK["cpu"]  # as without flags
+            else:
+                assert chunks == chunks_of(row, length), row["flags"]
+
+    # What is said and kept.
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    for step, tried in flags.items():
+        start = lines.index(f"{step}:")
+        for line, row in zip(lines[start + 1 :], tried, strict=False):
+            _, policy, *numbers = row.split()
+            assert line.startswith(" ".join([policy, *numbers[1:2]])), row
+        assert f"{step}: {2 * len(tried)} of {2 * len(tried)} runs" in err
+    assert out.splitlines()[-len(saved["verdict"]) :] == saved["verdict"]
+    assert any(f"Use {flags}" in saved["verdict"][-1] for flags in flags["finalists"])
+    assert "profiling: 1 of 1 tokens" in err
+    (file,) = (Path("cache") / "profiles").rglob("*.json")
+    assert msgspec.json.decode(file.read_bytes(), type=Profile).samples
+
+
+def test_what_the_given_limits_or_the_profile_forbid_is_not_tried_and_that_is_said(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fail(*args: Any, **options: Any) -> None:
+        raise ProfilingError("a prompt failed")
+
+    monkeypatch.setattr("actorpp.engine.measure_profile", fail)
+    work = ["--input-len", "900", "--chunk-sizes", "64,512", "--num-iters", "1", "--max-num-batched-tokens", "256"]
+    assert run("tune", "--model", str(model), "--kv-tokens", "2048", *work, "--save-result", "r.json", *SMALL) == 0
+    saved = json.loads(Path("r.json").read_text())
+    sizes = [row["flags"].split()[-1] for row in saved["results"] if row["step"] == "fixed sizes"]
+    assert sizes == ["64", "256"]
+    assert all(row["chunks"]["900"] == chunks_of(row, 900) for row in saved["results"] if "fixed" in row["flags"])
+    assert not any("sglang" in row["flags"] for row in saved["results"])
+    assert "Sizes above 256 were not tried" in saved["verdict"][0]
+    assert "Dynamic chunking was not tried" in saved["verdict"][1]
+    assert "Dynamic" not in " ".join(saved["verdict"][2:])
+    assert capsys.readouterr().out.splitlines()[-len(saved["verdict"]) :] == saved["verdict"]
+
+
+def test_settings_are_measured_in_turn_and_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Setting("fixed", 64), Setting("fixed", 128)
+    order: list[tuple[Setting, int]] = []
+
+    async def ttft(trials: Trials, setting: Setting, length: int) -> float:
+        order.append((setting, length))
+        return float(len(order))
+
+    monkeypatch.setattr(Trials, "ttft", ttft)
+    trials = Trials(None, [10, 20], 3, ProgressDisplay())  # type: ignore[arg-type]
+    measured = asyncio.run(trials.run([first, second], "finalists"))
+    one = [(first, 10), (first, 20), (second, 10), (second, 20)]
+    back = [(second, 10), (second, 20), (first, 10), (first, 20)]
+    assert order == [*one, *back, *one]
+    assert measured[first][10] == spread([1.0, 7.0, 9.0])
+    assert measured[second][20] == spread([4.0, 6.0, 12.0])
+    assert trials.steps == {"finalists": measured}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +172,7 @@ def test_tune_tries_the_three_steps_and_planned_and_says_what_to_use(
         (["--enable-dynamic-chunking"], "--enable-dynamic-chunking is what tune chooses"),
         (["--input-len", "x"], "--input-len x: expected numbers"),
         (["--chunk-sizes", "0"], "--chunk-sizes 0: each must be at least 1"),
-        (["--input-len", "1024"], "--input-len 1024: the context has 1024 tokens"),
+        (["--input-len", str(CONTEXT)], f"--input-len {CONTEXT}: the context has {CONTEXT} tokens"),
         (["--save-result", "none/r.json"], "--save-result none/r.json: no such folder"),
     ],
 )
@@ -91,7 +190,6 @@ def test_every_flag_is_in_the_manual() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     manual = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
     own = {"input_len", "chunk_sizes", "num_iters", "num_iters_warmup", "save_result"}
-    for name, flags in (("tune", own), ("profile", set())):
-        assert {parameter.name for parameter in commands[name].params} - {"help"} == set(engine_flags()) | flags
-        for flag in flags:
-            assert f"`{flag_of(flag)}" in manual, flag
+    assert {parameter.name for parameter in commands["tune"].params} - {"help"} == set(engine_flags()) | own
+    for flag in own:
+        assert f"`{flag_of(flag)}" in manual, flag

@@ -84,7 +84,7 @@ def test_embedding_and_head_are_counted(vocabulary: int, partition: tuple[int, i
 
 def test_a_saved_profile_says_what_the_head_costs() -> None:
     """Four times what its operations say, on a last stage that was slow when the profile was taken."""
-    key = ProfileKey("m", "bfloat16", "cpu", 1, (10, 10, 10))
+    key = ProfileKey("m", "bfloat16", "cpu", "flash", 1, (10, 10, 10))
     counted = prior(SMOLLM2, [(0, 10), (10, 20), (20, 30)])
     first, second, last = (stage.scaled(1e-12) for stage in counted.stages)
     measured = CostModel((first, second, msgspec.structs.replace(last, head=4 * last.head).scaled(1.5)))

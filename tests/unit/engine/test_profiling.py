@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog.testing
+import torch
 
+from actorpp.config import EngineConfig
 from actorpp.coordinator.chunking.fixed import FixedChunks
 from actorpp.coordinator.chunking.policy import ChunkRequest
 from actorpp.coordinator.chunking.profile import load_profile
 from actorpp.coordinator.chunking.sglang import SglangChunks
+from actorpp.engine import Engine
 from actorpp.errors import ProfilingError
 from actorpp.profiling import _OwnPrompts, measure_profile
-from actorpp.serving.api import GenerationParams
+from actorpp.serving.api import GenerationParams, StartupProgress
 from actorpp.serving.gateway import Gateway
 from tests.unit.engine.support import PROMPT, complete, served
 
@@ -48,6 +52,29 @@ def test_a_profile_covers_histories_and_sizes_and_leaves_nothing_behind(model: P
     served(model, body, context_length=1024)
 
 
+def test_memory_is_as_before(model: Path) -> None:
+    """The same request before and after: what stages and driver hold then is its own, and nothing of the profile's."""
+    prompt = [(11 * n + n * n) % 300 + 5 for n in range(900)]
+
+    def held(engine: Any) -> tuple[Any, ...]:
+        gc.collect()
+        tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+        hosts = [port.host for port in engine._stages._ports.stages.values()]
+        pool = engine.scheduler.pool
+        return sum(storages.values()), [host.num_requests for host in hosts], pool.free_pages, pool.num_pages
+
+    async def body(gateway: Gateway) -> None:
+        engine: Any = gateway.engine
+        await complete(gateway, prompt_tokens=prompt, max_tokens=2)
+        before = held(engine)
+        await measure_profile(engine)
+        await complete(gateway, prompt_tokens=prompt, max_tokens=2)
+        assert held(engine) == before
+
+    served(model, body, context_length=1024, chunked_prefill_size=512)
+
+
 def test_a_busy_or_tiny_engine_gives_no_profile(model: Path) -> None:
     async def busy(gateway: Gateway) -> None:
         engine: Any = gateway.engine
@@ -77,12 +104,41 @@ def test_dynamic_chunking_takes_a_profile_at_start_and_the_next_engine_uses_it(m
         assert isinstance(engine.scheduler.policy, SglangChunks)
         await complete(gateway, max_tokens=2)
         keys.append(engine.planning.profile)
+        assert engine.planning.key.file.exists()
 
     async def second(gateway: Gateway) -> None:
         assert gateway.engine.planning.profile == keys[0]  # type: ignore[attr-defined]
 
     served(model, first, context_length=1024, enable_dynamic_chunking=True)
     served(model, second, context_length=1024, enable_dynamic_chunking=True)
+
+
+def test_how_far_the_profile_is_at_start_is_told(model: Path) -> None:
+    told: list[StartupProgress] = []
+
+    async def main() -> None:
+        options = {"stages": 2, "dtype": "float32", "kv_tokens": 2048, "threads_per_stage": 1, "transport": "inproc"}
+        async with Engine(EngineConfig(model=str(model), chunk_policy="sglang", **options), on_startup=told.append):
+            pass
+
+    asyncio.run(main())
+    profile = [progress for progress in told if progress.phase == "profile"]
+    assert len(profile) > 10
+    assert [progress.done for progress in profile] == sorted(progress.done for progress in profile)
+    assert {(progress.total, progress.unit) for progress in profile} == {(profile[-1].done, "tokens")}
+
+
+@pytest.mark.parametrize("limits", [{"context_length": 400}, {"chunked_prefill_size": 256, "context_length": 1024}])
+def test_a_profile_within_small_limits_is_used_but_not_kept_for_others(model: Path, limits: dict[str, Any]) -> None:
+    async def body(gateway: Gateway) -> None:
+        planning: Any = gateway.engine.planning  # type: ignore[attr-defined]
+        assert planning.profile is not None
+        assert load_profile(planning.key) is None
+
+    with structlog.testing.capture_logs() as logs:
+        served(model, body, enable_dynamic_chunking=True, **limits)
+    (warning,) = [entry for entry in logs if "not saved" in entry["event"]]
+    assert "too little for engines with larger limits" in warning["reason"]
 
 
 def test_where_a_profile_fails_chunks_have_one_size_and_that_is_said(
@@ -108,8 +164,8 @@ def test_a_profile_that_cannot_be_saved_is_used_all_the_same(model: Path, monkey
 
     monkeypatch.setenv("ACTORPP_CACHE", "/dev/null/cache")
     with structlog.testing.capture_logs() as logs:
-        served(model, body, context_length=512, enable_dynamic_chunking=True)
-    assert any("not saved" in entry["event"] for entry in logs)
+        served(model, body, context_length=1024, enable_dynamic_chunking=True)
+    assert any("not saved" in entry["event"] and "/dev/null" in entry["reason"] for entry in logs)
 
 
 def test_prompts_of_others_are_cut_as_before() -> None:

@@ -21,7 +21,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def key(**other: Any) -> ProfileKey:
     config = other.pop("config", CONFIG)
-    fields: dict[str, Any] = {"dtype": "bfloat16", "device_type": "cpu", "threads": 1, "partition": (15, 15)}
+    fields = {"dtype": "bfloat16", "device_type": "cpu", "attention": "flash", "threads": 1, "partition": (15, 15)}
     return ProfileKey.of(config, **fields | other)
 
 
@@ -44,6 +44,7 @@ def test_a_saved_profile_comes_back() -> None:
     [
         {"dtype": "float32"},
         {"device_type": "cuda"},
+        {"attention": "sdpa"},
         {"threads": 2},
         {"partition": (14, 16)},
         {"partition": (10, 10, 10)},

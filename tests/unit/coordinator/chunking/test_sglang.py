@@ -80,7 +80,7 @@ def test_the_fit_finds_the_coefficients() -> None:
     assert falling.b == 0.0
 
 
-KEY = ProfileKey("m", "float32", "cpu", 1, (1, 1))
+KEY = ProfileKey("m", "float32", "cpu", "flash", 1, (1, 1))
 
 
 def first_chunks(count: int, a: float) -> Profile:
