@@ -18,7 +18,7 @@ OutputFile = Annotated[
 def report(traces: Traces, output: OutputFile = Path("report.html")) -> None:
     """Write a page about traces: time line, bubbles, chunks, predictions; it needs nothing but a browser.
 
-    Several traces stand below each other, with the time to first token by prompt length over all of them.
+    Several traces stand below each other, with the time to first token over all of them, by prompt length or by trace.
     """
     from actorpp.analysis.chrome import read_trace
     from actorpp.analysis.report import report as html_of

@@ -113,7 +113,7 @@ p { margin: 4px 0 10px; color: var(--dim); max-width: 88ch; }
 .card, section { background: var(--surface); border: 1px solid var(--edge); border-radius: 10px; }
 .card { padding: 12px 14px; }
 .card .name { color: var(--dim); font-size: 13px; }
-.card .value { font-size: 23px; font-weight: 600; font-variant-numeric: tabular-nums; }
+.card .value { font-size: 21px; font-weight: 600; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .card .note { color: var(--dim); font-size: 13px; min-height: 1.5em; }
 .sections { display: grid; grid-template-columns: 1fr 1fr; gap: 14px; }
 section { padding: 16px 18px 8px; min-width: 0; }

@@ -94,7 +94,7 @@ def _cards(trace: Trace, figures: PipelineFigures, predicted: Prediction | None)
         ideal = f"{figures.ideal} is {100 * figures.ideal_bubble_share:.1f}%, M = {figures.num_prefill_steps} steps"
         cards.append(Card("Bubbles in prefill", f"{100 * figures.prefill_bubble_share:.1f}%", ideal))
     if figures.decode_bubble_share is not None:
-        alone = f"{figures.num_steps - figures.num_prefill_steps} of {figures.num_steps} steps are decode alone"
+        alone = f"steps of decode alone: {figures.num_steps - figures.num_prefill_steps} of {figures.num_steps}"
         cards.append(Card("Bubbles in decode", f"{100 * figures.decode_bubble_share:.1f}%", alone))
     if predicted is not None and predicted.makespan_s is not None and predicted.by_engine:
         expected, took = predicted.makespan_s
@@ -121,19 +121,26 @@ def _sections(steps: list[TracedStep], figures: PipelineFigures, predicted: Pred
         text = "A chunk takes longer the more tokens stand before it; stages stay in step when chunks take equal time."
         found.append(Section("Chunks", text, charts.chunk_sizes(steps)))
     if predicted is not None:
-        quality = "R² by stage: " + ", ".join(f"{r2:.3f}" if r2 >= 0 else "below 0" for r2 in predicted.r2) + "."
-        if min(predicted.r2) < 0:
-            quality += " Below 0: the mean of what was measured would have predicted it better."
         text = (
             "Each chunk on each stage, as the engine's cost model predicted it when the chunk was issued. "
             if predicted.by_engine
             else "The trace has no predictions of the engine: this is the cost formula, fitted to these same steps. "
         )
         chart = charts.predicted_against_measured(predicted)
-        found.append(Section("Predicted against measured", text + quality, chart, narrow=True))
+        text += _quality(predicted)
+        found.append(Section("Predicted against measured", text, chart, narrow=True))
         text = "What the prediction was off by. A slope or a bend would mean that the formula lacks something."
         found.append(Section("Residuals", text, charts.residuals(predicted), narrow=True))
     return found
+
+
+def _quality(predicted: Prediction) -> str:
+    """In words; of a single chunk there is nothing to say."""
+    if len(predicted.chunks) < 2:
+        return ""
+    text = "R² by stage: " + ", ".join(f"{r2:.3f}" if r2 >= 0 else "below 0" for r2 in predicted.r2) + "."
+    below = " Below 0: the mean of what was measured would have predicted it better."
+    return text + below if min(predicted.r2) < 0 else text
 
 
 def _seconds(value: float) -> str:

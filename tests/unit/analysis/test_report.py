@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from actorpp.analysis.trace import Trace, TracedRequest
 from actorpp.coordinator.chunking.cost import StageCost
 from actorpp.coordinator.request import ChunkTimes
 from actorpp.errors import ConfigError
+from tests.support.chromium import browser
 from tests.unit.analysis.support import hand_made, prefill, spans_of
 
 STEPS = traced_steps(hand_made(offset=0.0).stages)
@@ -154,7 +156,7 @@ def test_the_two_makespans_and_the_two_kinds_of_bubbles_stand_apart() -> None:
     assert cards["Efficiency"][0] == "60.0%"
     assert cards["Bubble share"] == ("40.0%", "37.5% after the first fill")
     assert cards["Bubbles in prefill"] == ("28.6%", "(P-1)/(P-1+M) is 25.0%, M = 3 steps")
-    assert cards["Bubbles in decode"] == ("66.7%", "1 of 4 steps are decode alone")
+    assert cards["Bubbles in decode"] == ("66.7%", "steps of decode alone: 1 of 4")
     assert "Prefill makespan" not in cards
     trace = predicted_trace(0.8)
     first, last = traced_steps(trace.stages)[0], traced_steps(trace.stages)[-1]
@@ -166,6 +168,9 @@ def test_the_two_makespans_and_the_two_kinds_of_bubbles_stand_apart() -> None:
 
 
 def test_predictions_worse_than_the_mean_are_called_that() -> None:
+    trace = predicted_trace(0.8)
+    one = replace(trace, requests=(replace(trace.requests[0], chunks=trace.requests[0].chunks[:1]),))
+    assert "R²" not in report([("one chunk", one)])
     good, bad = (report([("own", predicted_trace(factor))]) for factor in (0.99, 3.0))
     assert re.search(r"R² by stage: 0\.\d{3}, 0\.\d{3}\.</p>", good)
     assert "R² by stage: below 0, below 0. Below 0: the mean of what was measured would have predicted it" in bad
@@ -260,3 +265,22 @@ def test_without_plotly_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"pip install 'actorpp\[report\]'"):
         report([("hand", hand_made())])
+
+
+OVERLAPS = """[...document.querySelectorAll('.chart')].flatMap((chart, index) => {
+  const [legend, buttons] = ['.legend', '.modebar'].map(name => chart.querySelector(name)?.getBoundingClientRect());
+  const apart = !legend || legend.right <= buttons.left || legend.bottom <= buttons.top || legend.top >= buttons.bottom;
+  return apart ? [] : [index];
+})"""
+
+
+@pytest.mark.browser
+def test_in_chromium_no_button_lies_over_a_legend(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(report([("first", predicted_trace(0.8)), ("second", hand_made())]))
+    with browser(tmp_path) as page:
+        page.size(1100, 900)
+        page.open(f"file://{tmp_path}/page.html")
+        page.until("document.querySelectorAll('.chart .modebar').length == 9")
+        assert page.value(OVERLAPS) == []
+        assert page.value("[...document.querySelectorAll('.value')].filter(one => one.offsetHeight > 40).length") == 0
+        assert page.errors == []

@@ -113,10 +113,15 @@ def test_times_are_finer_than_the_loops_milliseconds(bench: Bench) -> None:
     shape = ["--input-len", "20", "--output-len", "4", "--batch-size", "3", "--num-iters", "2"]
     assert bench("latency", *shape, "--save-result", "r.json")[0] == 0
     iterations = results()[0]["iterations"]
-    times = [r[name] for one in iterations for r in one["requests"] for name in ("ttft_s", "e2e_s")]
-    times += [gap for one in iterations for gaps in one["itls"] for gap in gaps]
-    times += [one["duration_s"] for one in iterations]
-    assert sum(abs(1e3 * seconds - round(1e3 * seconds)) > 1e-3 for seconds in times) > len(times) / 2
+    requests = [request for one in iterations for request in one["requests"]]
+    for times in (
+        [request["ttft_s"] for request in requests],
+        [3 * request["tpot_s"] for request in requests],
+        [request["e2e_s"] for request in requests],
+        [gap for one in iterations for gaps in one["itls"] for gap in gaps],
+        [one["duration_s"] for one in iterations],
+    ):
+        assert any(abs(1e3 * seconds - round(1e3 * seconds)) > 1e-3 for seconds in times)
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_the_stages_load(bench: Bench) -> None:
