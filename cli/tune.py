@@ -206,7 +206,7 @@ def _table(steps: Mapping[str, Measured], lengths: Sequence[int]) -> Any:
                 for t in (ttfts[length] for length in lengths)
             ]
             made.add_row(f"  {setting.name}", *cells, f"{relative(measured, setting, first) / least:.3f}")
-    made.caption = "Settings of one step were measured in turn; what is said below rests on the finalists alone"
+    made.caption = "Settings of a step were measured in turn; the advice rests on the finalists alone"
     made.caption_justify = "left"
     return made
 

@@ -116,10 +116,14 @@ def verdict(measured: Measured) -> list[str]:
             said.append(f"Dynamic chunking gains less than {WORTH_IT:.0%} over it ({saved:+.1%}): not worth it")
     if any(setting.policy == "planned" for setting in measured):
         saved = gain(measured, Setting("planned"), fixed)
-        said.append(f"Planned chunks gain {saved:+.1%} over it, with no size to choose")
+        compared = "more" if saved < 0 else "less"
+        said.append(f"Planned chunks take {abs(saved):.1%} {compared} time, with no size to choose")
     scatter = max((t.highest - t.lowest) / t.median for ttfts in measured.values() for t in ttfts.values())
     if scatter > STEADY:
-        said.append(f"Times of one setting differed by up to {scatter:.0%}: a gain far below that may be chance")
+        said.append(
+            f"Times of one setting differed by up to {scatter:.0%}, and gains far below that may be chance: "
+            "measure again when the machine does nothing else, or with more --num-iters"
+        )
     use = recommended(measured)
     others = f", the simplest within {WORTH_IT:.0%} of the fastest" if len(measured) > 1 else ""
     said.append(f"Use {use.flags}{' (the default)' if use.policy == 'planned' else ''}{others}")

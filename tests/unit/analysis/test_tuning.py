@@ -59,7 +59,7 @@ def test_a_gain_below_one_percent_is_called_none() -> None:
     assert verdict(measured) == [
         f"Best fixed size: {SMALL.flags}",
         "Dynamic chunking gains less than 1% over it (+0.5%): not worth it",
-        "Planned chunks gain +10.0% over it, with no size to choose",
+        "Planned chunks take 10.0% less time, with no size to choose",
         f"Use {PLANNED.flags} (the default), the simplest within 1% of the fastest",
     ]
     said = verdict({SMALL: at(1.0, 4.0), DYNAMIC: at(0.9, 3.8)})
@@ -91,4 +91,4 @@ def test_times_that_scatter_are_said_to() -> None:
     steady = {SMALL: at(1.0), PLANNED: {1000: spread([0.97, 1.0, 1.02])}}
     assert not any("differed" in line for line in verdict(steady))
     said = verdict(steady | {PLANNED: {1000: spread([0.8, 1.0, 1.1])}})
-    assert "Times of one setting differed by up to 30%: a gain far below that may be chance" in said
+    assert any("Times of one setting differed by up to 30%" in line and "may be chance" in line for line in said)
