@@ -17,13 +17,18 @@ Shape and speed are the state of an extended Kalman filter (R. E. Kalman, 1960) 
 with the update iterated, as the sum in the logarithm is not linear. A time farther off than ``_JUMP`` standard
 deviations is taken for a jump of that stage's speed, which says nothing of the shape. How far times scatter from step
 to step is estimated meanwhile.
+
+The counted cost of a step may be wrong by far, where starting kernels takes longer than computing. A filter that begins
+too far from the truth takes every step for a jump; so several begin at different places, and the most likely one is
+believed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import log, sqrt
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,16 +39,22 @@ _Array = NDArray[np.float64]
 
 # Standard deviations of logarithms: 0.1 is about 10%.
 _SHAPE = (0.7, 0.7, 0.5, 0.7)  # of the prior's c, gamma, a and head, beside its b
+_FACTORS = len(_SHAPE)
 _UNKNOWN = 1e3  # of a speed that was never seen
 _SHAPE_DRIFT, _SPEED_DRIFT = 0.003, 0.01  # from one step to the next
 _JUMP = 3.0  # standard deviations
+_JUMP_CHANCE = 0.05
+_ITERATIONS = 3
+
 _NOISE, _NOISE_COUNT = 0.1, 10  # how times scatter before anything was measured, and as how many steps this counts
 _LEAST_NOISE = 0.01
 _INEQUALITY = 0.05  # of stages that the prior takes for equal
 _UNSEEN = 0.2  # by how much one step's difference between stages may be of that step alone, at least
 _MEMORY = 0.995  # weight of a step against the next one in what is learned of scatter and typical speeds
-_ITERATIONS = 3
-_FACTORS = len(_SHAPE)
+
+_STEP_FACTORS = (1.0, 8.0, 64.0)  # of the prior's c, where a filter begins
+_UNLIKELY = 10.0  # by how much, in logarithms of likelihood, a factor is less likely than the one before it
+_SETTLED = 100  # steps, after which only the most likely filter goes on
 
 
 class CostLearner:
@@ -60,37 +71,34 @@ class CostLearner:
     """
 
     def __init__(self, prior: CostModel, profile: Sequence[StageSample] = ()) -> None:
-        self._prior = prior
-        self._costs = np.array([[cost.c, cost.gamma, cost.b, cost.a, cost.head] for cost in prior.stages]).T
-        deviations = np.array([*_SHAPE, *[_UNKNOWN] * self.num_stages])
-        self._state: _Array = np.zeros(len(deviations))  # log factors of the shape, then log speeds of the stages
-        self._covariance: _Array = np.diag(deviations**2)
-        drift = np.array([_SHAPE_DRIFT] * _FACTORS + [_SPEED_DRIFT] * self.num_stages)
-        self._drift = np.diag(drift**2)
-        self._residuals = _Residuals(self.num_stages)
+        self._filters = [
+            _Filter([msgspec.structs.replace(cost, c=factor * cost.c) for cost in prior.stages], -index * _UNLIKELY)
+            for index, factor in enumerate(_STEP_FACTORS)
+        ]
+        self._speeds = _Speeds(len(prior.stages))
         self._model: CostModel | None = prior
         self._typical: CostModel | None = prior
         self._cold = True
+        self.num_stages = len(prior.stages)
         self.measured = 0
         for sample in profile:
             self._learn(sample)
 
     @property
-    def num_stages(self) -> int:
-        return len(self._prior.stages)
-
-    @property
     def model(self) -> CostModel:
         """What a step takes at the stages' speeds of this moment: for predictions."""
         if self._model is None:
-            self._model = self._at(self._state[_FACTORS:])
+            filter_ = self._likeliest
+            self._model = filter_.model(filter_.speeds, self._speeds.noise)
         return self._model
 
     @property
     def typical(self) -> CostModel:
         """What it takes at their typical speeds: for plans."""
         if self._typical is None:
-            self._typical = self._at(self._state[_FACTORS:].mean() + self._residuals.differences())
+            filter_ = self._likeliest
+            speeds = filter_.speeds.mean() + self._speeds.differences()
+            self._typical = filter_.model(speeds, self._speeds.noise)
         return self._typical
 
     def add(self, sample: StageSample) -> None:
@@ -101,43 +109,82 @@ class CostLearner:
             self._learn(sample)
 
     def _learn(self, sample: StageSample) -> None:
-        measured = np.log(sample.seconds)
-        self._update(sample, measured)
-        expected, _ = self._linear(sample, self._state)
-        self._residuals.add(measured - expected + self._state[_FACTORS:])
+        noise = self._speeds.noise
+        shown = [filter_.add(sample, noise) for filter_ in self._filters]
+        self._speeds.add(shown[self._filters.index(self._likeliest)])
         self.measured += 1
+        if self.measured == _SETTLED:
+            self._filters = [self._likeliest]
         self._model = self._typical = None
 
-    def _linear(self, sample: StageSample, state: _Array) -> tuple[_Array, _Array]:
-        """The logarithms of the stages' times in this state, (stages,), and their derivatives, (stages, state)."""
+    @property
+    def _likeliest(self) -> _Filter:
+        return max(self._filters, key=lambda filter_: filter_.likelihood)
+
+
+class _Filter:
+    """The Kalman filter from one prior on.
+
+    Attributes:
+        likelihood: Logarithm of that of all samples, up to a constant, and of the prior.
+    """
+
+    def __init__(self, prior: Sequence[StageCost], likelihood: float) -> None:
+        self._prior = prior
+        self._stages = len(prior)
+        self._costs = np.array([[cost.c, cost.gamma, cost.b, cost.a, cost.head] for cost in prior]).T
+        self._state: _Array = np.zeros(
+            _FACTORS + self._stages
+        )  # log factors of the shape, then log speeds of the stages
+        self._covariance: _Array = np.diag([*_SHAPE, *[_UNKNOWN] * self._stages]) ** 2
+        self._drift = np.diag([_SHAPE_DRIFT] * _FACTORS + [_SPEED_DRIFT] * self._stages) ** 2
+        self._begun = False
+        self.likelihood = likelihood
+
+    @property
+    def speeds(self) -> _Array:
+        """Logarithms of the stages' speeds of this moment."""
+        return self._state[_FACTORS:]
+
+    def add(self, sample: StageSample, noise: float) -> _Array:
+        """Take a sample in, and return the logarithm of each stage's speed as this one step shows it."""
+        measured = np.log(sample.seconds)
+        before, scatter = self._state, noise**2 * np.eye(self._stages)
+        covariance = self._covariance + self._drift
+        expected, slopes = self._expected(sample)
+        errors, uncertain = measured - expected, slopes @ covariance @ slopes.T + scatter
+        if self._begun:
+            jumped = errors**2 > _JUMP**2 * np.diag(uncertain)
+            jumps = np.where(jumped, errors**2, 0.0)
+            covariance += np.diag([*[0.0] * _FACTORS, *jumps])
+            uncertain += np.diag(jumps)
+            fit = errors @ np.linalg.solve(uncertain, errors) + np.linalg.slogdet(uncertain)[1]
+            self.likelihood += float(jumped.sum() * log(_JUMP_CHANCE) - fit / 2)
+        for _ in range(_ITERATIONS):
+            gain = np.linalg.solve(uncertain, slopes @ covariance).T
+            linear, used = measured - expected - slopes @ (before - self._state), slopes
+            self._state = before + gain @ linear
+            expected, slopes = self._expected(sample)
+            uncertain = slopes @ covariance @ slopes.T + scatter
+        covariance -= gain @ used @ covariance
+        self._covariance = (covariance + covariance.T) / 2
+        self._begun = True
+        return measured - expected + self.speeds
+
+    def _expected(self, sample: StageSample) -> tuple[_Array, _Array]:
+        """The logarithms of the stages' times, (stages,), and their derivatives by the state, (stages, state)."""
         c, gamma, b, a, head = self._costs
         pairs = (2 * sample.history + sample.tokens) * sample.tokens
         parts = np.stack([c, gamma * sample.history, a * pairs, head * sample.samples], axis=1)
-        parts *= np.exp(state[:_FACTORS])
+        parts *= np.exp(self._state[:_FACTORS])
         whole = parts.sum(axis=1) + b * sample.tokens
-        return np.log(whole) + state[_FACTORS:], np.hstack([parts / whole[:, None], np.eye(self.num_stages)])
+        return np.log(whole) + self.speeds, np.hstack([parts / whole[:, None], np.eye(self._stages)])
 
-    def _update(self, sample: StageSample, measured: _Array) -> None:
-        before, noise = self._state, self._residuals.noise**2 * np.eye(self.num_stages)
-        covariance = self._covariance + self._drift
-        expected, slopes = self._linear(sample, before)
-        if self.measured:
-            errors = (measured - expected) ** 2
-            variances = np.diag(slopes @ covariance @ slopes.T + noise)
-            jumps = np.where(errors > _JUMP**2 * variances, errors, 0.0)
-            covariance += np.diag([*[0.0] * _FACTORS, *jumps])
-        for _ in range(_ITERATIONS):
-            gain = np.linalg.solve(slopes @ covariance @ slopes.T + noise, slopes @ covariance).T
-            linear, used = measured - expected - slopes @ (before - self._state), slopes
-            self._state = before + gain @ linear
-            expected, slopes = self._linear(sample, self._state)
-        covariance -= gain @ used @ covariance
-        self._covariance = (covariance + covariance.T) / 2
-
-    def _at(self, speeds: _Array) -> CostModel:
+    def model(self, speeds: _Array, noise: float) -> CostModel:
+        """With the shape as known, at these speeds."""
         step, reading, attention, sampling = np.exp(self._state[:_FACTORS]).tolist()
         # The mean of times that scatter is greater than that of their logarithms says.
-        factors = np.exp(speeds + self._residuals.noise**2 / 2).tolist()
+        factors = np.exp(speeds + noise**2 / 2).tolist()
         return CostModel(
             tuple(
                 StageCost(
@@ -147,17 +194,19 @@ class CostLearner:
                     a=factor * attention * prior.a,
                     head=factor * sampling * prior.head,
                 )
-                for factor, prior in zip(factors, self._prior.stages, strict=True)
+                for factor, prior in zip(factors, self._prior, strict=True)
             )
         )
 
 
-class _Residuals:
-    """What the measured times say of the stages' speeds, step after step: how they scatter, and how they differ."""
+class _Speeds:
+    """What the measured times say of the stages' speeds, step after step: how they scatter, and how they differ.
+
+    Sums are over steps, each step weighing _MEMORY of the next.
+    """
 
     def __init__(self, stages: int) -> None:
         self._last: list[_Array] = []  # two
-        # Sums over steps, each step weighing _MEMORY of the next.
         self._count = 0.0
         self._difference = np.zeros(stages)  # of a stage from the mean of all
         self._square = np.zeros(stages)

@@ -68,6 +68,16 @@ def test_measurements_overrule_a_wrong_first_estimate() -> None:
             assert learner.model.times(history, tokens, samples) == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_a_first_estimate_that_is_very_wrong_is_overruled_too(stages: int) -> None:
+    """A step's fixed cost is 50 times what was counted, as where starting kernels takes longest."""
+    counted = CostModel((StageCost(c=60.0, gamma=0.0, b=1.0, a=2e-4),) * stages, in_seconds=False)
+    true = CostModel((StageCost(c=0.6, gamma=0.0, b=2e-4, a=4e-8),) * stages)
+    learner = CostLearner(counted, [sample(true, history, tokens) for history, tokens in GRID * 6])
+    for history, tokens in GRID:
+        assert learner.typical.times(history, tokens) == pytest.approx(true.times(history, tokens), rel=0.1)
+
+
 def test_stages_that_stay_unequal_are_learned_as_such() -> None:
     unequal = CostModel((TRUE.stages[0], TRUE.stages[1].scaled(1.3)))
     learner = taught(COUNTED, [sample(unequal, history, tokens) for history, tokens in GRID * 2])

@@ -127,4 +127,4 @@ def losses(seed: int, slowness: float, mean_s: float) -> list[float]:
 def test_slow_phases_are_not_planned_for(slowness: float, mean_s: float) -> None:
     """Each core is slow half of the time, one without the other; from the first prompt on."""
     found = [loss for seed in range(8) for loss in losses(seed, slowness, mean_s)]
-    assert mean(found) <= 1.01
+    assert mean(found) <= 1.015
