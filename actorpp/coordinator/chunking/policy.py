@@ -66,7 +66,7 @@ class PolicyContext:
         chunk_size: ``--chunked-prefill-size``: the size for ``fixed``, the first size for ``sglang``, the largest one
             for ``planned``.
         smooth_factor: ``--dynamic-chunking-smooth-factor``.
-        costs: What a step costs, learned while the engine runs: ``costs.model``.
+        costs: What a step costs, learned while the engine runs: plan on ``costs.typical``.
         profile: The saved profile of this pipeline, if there is one.
     """
 
