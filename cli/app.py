@@ -48,7 +48,10 @@ def _print_version(wanted: bool) -> None:
 def actorpp(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", metavar="", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
@@ -160,18 +163,25 @@ def serve(context: typer.Context) -> None:
 
 @app.command(name="chat", short_help="Talk to a running server.")
 def chat_command(
-    url: Annotated[str, typer.Argument(help="Address of the server, as actorpp run prints it.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the server, as actorpp run prints it.")],
     api_key: Annotated[
-        str | None, typer.Option("--api-key", envvar="ACTORPP_API_KEY", help="The server's key.", show_default=False)
+        str | None,
+        typer.Option(
+            "--api-key", metavar="KEY", envvar="ACTORPP_API_KEY", help="The server's key.", show_default=False
+        ),
     ] = None,
-    system: Annotated[str | None, typer.Option("--system", help="A system message.", show_default=False)] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT", help="A system message.", show_default=False)
+    ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", help="Tokens of an answer at most.", show_default=False)
+        int | None, typer.Option("--max-tokens", metavar="N", help="Tokens of an answer at most.", show_default=False)
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", help="0 is greedy. [default: 1]", show_default=False)
+        float | None, typer.Option("--temperature", metavar="X", help="0 is greedy. [default: 1]", show_default=False)
     ] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="TTFT, tokens/s and tokens behind each answer.")] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", metavar="", help="TTFT, tokens/s and tokens behind each answer.")
+    ] = False,
 ) -> None:
     """A conversation: a line is a message. Ctrl-C ends an answer, Ctrl-D the conversation."""
     from actorpp.cli.chat import ChatOptions, chat

@@ -56,7 +56,7 @@ def request_figures(workload: Workload, iteration: Iteration) -> dict[str, float
     latencies = {
         "ttft": [request.ttft_s for request in requests if request.ttft_s is not None],
         "tpot": [request.tpot_s for request in requests if request.tpot_s is not None],
-        "itl": [gap for gaps in iteration.itls for gap in gaps],
+        "itl": iteration.itls,
         "e2el": [request.e2e_s for request in requests],
     }
     for name, values in latencies.items():

@@ -20,13 +20,13 @@ PROMPT, SAMPLING, OUTPUT = "Prompt", "Sampling", "Output"
 MODEL, PIPELINE, SCHEDULING, MEMORY, SERVER = "Model", "Pipeline", "Scheduling", "KV memory", "Server and process"
 
 
-def _option(name: str, panel: str, help: str, metavar: str | None = None) -> Any:
+def _option(name: str, panel: str, help: str, metavar: str = "") -> Any:
     flags = [flag_of(spelling) for spelling in (name, *ALIASES.get(name, ()))]
     help = help.replace("[", r"\[")  # not markup
     return typer.Option(*flags, help=help, metavar=metavar, rich_help_panel=panel, show_default=False)
 
 
-def _engine(field: str, panel: str, metavar: str | None = None) -> Any:
+def _engine(field: str, panel: str, metavar: str = "") -> Any:
     """An option of EngineConfig; its description is the help."""
     info = EngineConfig.model_fields[field]
     default = f"{info.default:g}" if isinstance(info.default, float) else str(info.default)

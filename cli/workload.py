@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass
-from itertools import pairwise
 from time import monotonic
 
 import msgspec
@@ -16,7 +15,8 @@ from actorpp.analysis.trace import Trace
 from actorpp.engine import Engine
 from actorpp.errors import AbortedError, ConfigError
 from actorpp.progress import ProgressDisplay
-from actorpp.serving.api import Finished, GenerationParams, RequestMetrics, Tokens
+from actorpp.serving.activity import RequestRecord, StepRecord
+from actorpp.serving.api import Finished, GenerationParams, RequestMetrics
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,33 @@ class Iteration(msgspec.Struct, frozen=True):
     Attributes:
         duration_s: From the first submission to the last request's end.
         requests: In order of submission.
-        itls: For each of them, the seconds between its output tokens as they came.
+        itls: Seconds from each output token of a request to the next one, over all of them.
         pipeline: Of all steps of the pass.
     """
 
     duration_s: float
     requests: tuple[RequestMetrics, ...]
-    itls: tuple[tuple[float, ...], ...]
+    itls: tuple[float, ...]
     pipeline: PipelineFigures
+
+
+class _Gaps:
+    """Keeps what the engine says of the time between tokens; an observer of its activity."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_token_gap(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+    def on_step(self, step: StepRecord) -> None:
+        """Not asked for."""
+
+    def on_first_token(self, seconds: float) -> None:
+        """In the request's own figures."""
+
+    def on_ended(self, request: RequestRecord) -> None:
+        """Its events say so."""
 
 
 async def run_once(engine: Engine, workload: Workload, seed: str) -> tuple[Iteration, Trace]:
@@ -74,21 +93,20 @@ async def run_once(engine: Engine, workload: Workload, seed: str) -> tuple[Itera
     params = GenerationParams(max_tokens=workload.output_len, ignore_eos=True)
     places = asyncio.Semaphore(workload.concurrency)
     metrics: dict[int, RequestMetrics] = {}
-    came: list[list[float]] = [[] for _ in prompts]  # when each request's tokens did
+    gaps = _Gaps()
 
     async def run(index: int, prompt: list[int]) -> None:
         async with places:
             handle = engine.submit(prompt, params)
             try:
                 async for event in handle:
-                    if isinstance(event, Tokens):
-                        came[index].append(monotonic())
-                    elif isinstance(event, Finished):
+                    if isinstance(event, Finished):
                         metrics[index] = event.metrics
             finally:
                 handle.abort()
 
     await engine.trace()  # forgets what came before
+    engine.activity.observers.append(gaps)
     begin = monotonic()
     try:
         async with asyncio.TaskGroup() as group:
@@ -96,14 +114,15 @@ async def run_once(engine: Engine, workload: Workload, seed: str) -> tuple[Itera
                 group.create_task(run(index, prompt))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
+    finally:
+        engine.activity.observers.remove(gaps)
     duration = monotonic() - begin
     trace = await engine.trace()
     steps = traced_steps(trace.stages)
     if len(metrics) < len(prompts) or not steps:
         raise AbortedError("the engine ended before the workload")
     requests = tuple(metrics[index] for index in range(len(prompts)))
-    itls = tuple(tuple(after - before for before, after in pairwise(times)) for times in came)
-    return Iteration(duration, requests, itls, pipeline_figures(steps)), trace
+    return Iteration(duration, requests, tuple(gaps.seconds), pipeline_figures(steps)), trace
 
 
 async def measure(

@@ -360,3 +360,15 @@ def test_help_names_every_flag_and_is_grouped(capsys: pytest.CaptureFixture[str]
             assert f"`{flag}" in manual, flag
     for panel in ("Prompt", "Sampling", "Model", "Pipeline", "Scheduling", "KV memory", "Server"):
         assert f" {panel} " in text
+
+
+def test_the_help_says_what_a_value_means_not_its_type() -> None:
+    commands = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    commands |= {f"bench {name}": command for name, command in commands.pop("bench").commands.items()}
+    unnamed = [
+        f"{name} {parameter.opts[0]}"
+        for name, command in commands.items()
+        for parameter in command.params
+        if parameter.name != "help" and parameter.metavar is None
+    ]
+    assert unnamed == []
