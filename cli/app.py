@@ -177,7 +177,7 @@ def chat_command(
         int | None, typer.Option("--max-tokens", metavar="N", help="Tokens of an answer at most.", show_default=False)
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", metavar="X", help="0 is greedy. [default: 1]", show_default=False)
+        float | None, typer.Option("--temperature", metavar="X", help=r"0 is greedy. \[default: 1]", show_default=False)
     ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", metavar="", help="TTFT, tokens/s and tokens behind each answer.")

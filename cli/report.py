@@ -9,7 +9,7 @@ import typer
 
 from actorpp.cli import options as o
 
-Traces = Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Files of --trace.", show_default=False)]
+Traces = Annotated[list[Path], typer.Argument(metavar="TRACE", help="Files of --trace.", show_default=False)]
 OutputFile = Annotated[
     Path, typer.Option("--output", "-o", help="The page to write.", metavar="FILE", rich_help_panel=o.OUTPUT)
 ]

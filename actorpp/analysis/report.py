@@ -82,9 +82,9 @@ def _cards(trace: Trace, figures: PipelineFigures, predicted: Prediction | None)
     cards = []
     ttfts = [request.ttft_s for request in trace.requests if request.ttft_s is not None]
     if len(ttfts) == 1:
-        cards.append(Card("Time to first token", _seconds(ttfts[0])))
+        cards.append(Card("First token after", _seconds(ttfts[0])))
     elif ttfts:
-        cards.append(Card("Time to first token", _seconds(max(ttfts)), f"the last; the first {_seconds(min(ttfts))}"))
+        cards.append(Card("First token after", _seconds(max(ttfts)), f"the last; the first {_seconds(min(ttfts))}"))
     over = f"all steps: {figures.over_bound:.3f} x the flow-shop bound"
     cards.append(Card("Total makespan", _seconds(figures.makespan_s), over))
     cards.append(Card("Efficiency", f"{100 * figures.efficiency:.1f}%", "busy / (stages x makespan)"))
@@ -92,10 +92,10 @@ def _cards(trace: Trace, figures: PipelineFigures, predicted: Prediction | None)
     cards.append(Card("Bubble share", f"{100 * figures.bubble_share:.1f}%", after))
     if figures.prefill_bubble_share is not None and figures.ideal_bubble_share is not None:
         ideal = f"{figures.ideal} is {100 * figures.ideal_bubble_share:.1f}%, M = {figures.num_prefill_steps} steps"
-        cards.append(Card("Bubbles in prefill", f"{100 * figures.prefill_bubble_share:.1f}%", ideal))
+        cards.append(Card("Prefill bubbles", f"{100 * figures.prefill_bubble_share:.1f}%", ideal))
     if figures.decode_bubble_share is not None:
         alone = f"steps of decode alone: {figures.num_steps - figures.num_prefill_steps} of {figures.num_steps}"
-        cards.append(Card("Bubbles in decode", f"{100 * figures.decode_bubble_share:.1f}%", alone))
+        cards.append(Card("Decode bubbles", f"{100 * figures.decode_bubble_share:.1f}%", alone))
     if predicted is not None and predicted.makespan_s is not None and predicted.by_engine:
         expected, took = predicted.makespan_s
         said = f"one prompt; predicted {_seconds(expected)} ({100 * (expected / took - 1):+.1f}%)"

@@ -155,8 +155,8 @@ def test_the_two_makespans_and_the_two_kinds_of_bubbles_stand_apart() -> None:
     assert cards["Total makespan"] == ("10.00 s", "all steps: 1.111 x the flow-shop bound")
     assert cards["Efficiency"][0] == "60.0%"
     assert cards["Bubble share"] == ("40.0%", "37.5% after the first fill")
-    assert cards["Bubbles in prefill"] == ("28.6%", "(P-1)/(P-1+M) is 25.0%, M = 3 steps")
-    assert cards["Bubbles in decode"] == ("66.7%", "steps of decode alone: 1 of 4")
+    assert cards["Prefill bubbles"] == ("28.6%", "(P-1)/(P-1+M) is 25.0%, M = 3 steps")
+    assert cards["Decode bubbles"] == ("66.7%", "steps of decode alone: 1 of 4")
     assert "Prefill makespan" not in cards
     trace = predicted_trace(0.8)
     first, last = traced_steps(trace.stages)[0], traced_steps(trace.stages)[-1]
