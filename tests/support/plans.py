@@ -2,16 +2,17 @@
 
     python -m tests.support.plans
 
-computes the whole grid and prints the table of docs/chunking.md; ``tests/unit/pipeline/test_chunk_plans.py`` holds a
-sample of it, and the recurrence against the shipped coordinator.
+computes the whole grid and prints the table of docs/chunking.md; ``tests/unit/pipeline/test_chunk_plans.py`` holds
+those of its cases that ``covering`` chooses, and the recurrence against the shipped coordinator.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
+from math import inf
 
 from actorpp.coordinator.chunking.cost import CostModel, StageCost
 from actorpp.coordinator.chunking.flowshop import in_window, makespan
@@ -76,10 +77,26 @@ class Case:
         return self.seconds(plans)
 
     def fixed(self) -> tuple[float, int]:
-        """The best fixed size: every multiple of 64, further apart as they grow."""
+        """Seconds with the best fixed size, and that: every multiple of 64, further apart as they grow."""
         sizes = [*range(64, 2048, 64), *range(2048, 8192, 256), *range(8192, LARGEST + 1, 1024)]
-        longest = [size for size in sizes if size < self.tokens + 64]
-        return min((self.seconds([pieces(self.tokens, size)] * self.prompts), size) for size in longest)
+        bounds = sorted((self.at_least(size), size) for size in sizes if size < self.tokens + 64)
+        best = inf, 0
+        for bound, size in bounds:
+            if bound >= best[0]:
+                break
+            best = min(best, (self.seconds([pieces(self.tokens, size)] * self.prompts), size))
+        return best
+
+    def at_least(self, size: int) -> float:
+        """Seconds that chunks of one size take at least: a stage's own, and its first and last chunk's in others."""
+        chunks = pieces(self.tokens, size)
+        n, costs = len(chunks), self.costs
+        first, last = costs.times(0, chunks[0]), costs.times(self.tokens - chunks[-1], chunks[-1])
+        bounds = []
+        for index, stage in enumerate(costs.stages):
+            own = stage.time(0, self.tokens) + (n - 1) * stage.c + stage.gamma * size * n * (n - 1) / 2
+            bounds.append(sum(first[:index]) + self.prompts * own + sum(last[index + 1 :]))
+        return max(bounds)
 
     def sglang(self, size: int, factor: float) -> float:
         slowest = max(self.costs.stages, key=lambda stage: stage.b)
@@ -89,10 +106,12 @@ class Case:
 
 def cut(policy: ChunkPolicy, tokens: int, rid: int, queued: int, *, ahead: int = 0, window: int = 1) -> list[int]:
     chunks: list[int] = []
-    while (done := sum(chunks)) < tokens:
+    done = 0
+    while done < tokens:
         in_flight = min(window - 1, ahead + len(chunks))
         request = ChunkRequest(rid, tokens, queued, queued * tokens, steps_ahead=in_flight)
         chunks.append(policy.next_chunk(request, done, tokens - done, LARGEST))
+        done += chunks[-1]
     return chunks
 
 
@@ -103,8 +122,27 @@ def pieces(total: int, size: int) -> list[int]:
 def grid() -> Iterator[Case]:
     for kind, stages, tokens in product(KINDS, (2, 4, 8), (8192, 32768, 131072, 1 << 20)):
         for shape, window in product(SHAPES, (stages, stages + 2, 3 * stages)):
-            for prompts in (1, 8) if tokens <= 131072 else (1,):
+            for prompts in (1, 8):
                 yield Case(kind, stages, shape, window, tokens, prompts)
+
+
+def covering(cases: Iterable[Case], ways: int) -> list[Case]:
+    """Some of these cases: any values of so many dimensions that meet in all of them meet in one that is chosen.
+
+    Each is the one that adds most, the smallest of those.
+    """
+    covers = {}
+    for case in cases:
+        room = "3P" if case.window == 3 * case.stages else f"P + {case.window - case.stages}"
+        values = (case.kind, case.stages, case.shape, room, case.tokens, case.prompts)
+        covers[case] = set(combinations(enumerate(values), ways))
+    missing = set().union(*covers.values())
+    chosen: list[Case] = []
+    while missing:
+        best = max(covers, key=lambda case: (len(covers[case] & missing), -case.tokens * case.prompts * case.stages))
+        missing -= covers[best]
+        chosen.append(best)
+    return chosen
 
 
 @dataclass
@@ -134,11 +172,12 @@ def main() -> None:
             values.append(ratio)
         if row.fixed[-1] > 1.01:
             print(f"more than 1% worse: {row.fixed[-1]:.4f} {case}")
-    print("| stages | prompt | queued prompts | / best fixed size | / `sglang`, published | / `sglang`, tuned |")
+    print("| stages | prompt | prompts | / best fixed | / published | / tuned |")
     print("|---|---|---|---|---|---|")
     for (stages, tokens, prompts), row in sorted(rows.items()):
         cells = " | ".join(f"{min(v):.3f} to {max(v):.3f}" for v in (row.fixed, row.published, row.tuned))
-        print(f"| {stages} | {tokens // 1024}K | {prompts} | {cells} |")
+        length = "1M" if tokens == 1 << 20 else f"{tokens >> 10}K"
+        print(f"| {stages} | {length} | {prompts} | {cells} |")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import msgspec
+
 from actorpp.coordinator.chunking.cost import CostModel
 from actorpp.coordinator.chunking.policy import ChunkRequest, PolicyContext, within
 from actorpp.coordinator.chunking.search import best_chunks
@@ -46,17 +48,21 @@ class PlannedChunks:
         self._largest = min(context.max_chunk, context.chunk_size)
         self._plans: dict[int, _Plan] = {}
         self._issued: deque[tuple[int, int]] = deque(maxlen=context.window)  # history and tokens of the newest chunks
-        self._step_target = 0  # tokens that the step in the making may reach with further prompts
+        self._step_work = self._step_target = 0.0  # of the step in the making, and up to which more prompts go in
 
     def next_chunk(self, request: ChunkRequest, history_len: int, remaining: int, budget: int) -> int:
         plan = self._plans.get(request.rid)
         if plan is None or self._outdated(plan, request, history_len):
             plan = self._plan(request, history_len, remaining)
         chunk = within(min(plan.chunks[-1], remaining), budget, self._page)
-        if request.step_tokens and request.step_tokens + chunk > self._step_target:
-            return 0
-        if not request.step_tokens:
-            self._step_target = self._target(request, chunk, remaining)
+        work = _work(self._costs.typical, history_len, chunk)
+        if request.step_tokens:
+            if self._step_work + work > self._step_target:
+                return 0
+            self._step_work += work
+        else:
+            self._step_work = work
+            self._step_target = self._target(remaining, request) if chunk == remaining and request.queued else work
             if request.rid:
                 self._issued.append((history_len, chunk))
         if chunk == remaining:
@@ -72,7 +78,7 @@ class PlannedChunks:
         return self._costs.measured - plan.measured >= plan.patience or request.queued.bit_length() != plan.queue
 
     def _plan(self, request: ChunkRequest, history: int, remaining: int) -> _Plan:
-        chunks = self._best(history, remaining, request.queued, request.steps_ahead)
+        chunks = self._best(history, remaining, self._queue(request, history, remaining), request.steps_ahead)
         plan = _Plan(
             chunks=list(reversed(chunks)),
             history=history,
@@ -86,7 +92,16 @@ class PlannedChunks:
             del self._plans[next(iter(self._plans))]
         return plan
 
-    def _best(self, history: int, remaining: int, queued: int, steps_ahead: int) -> tuple[int, ...]:
+    def _queue(self, request: ChunkRequest, history: int, remaining: int) -> float:
+        """The work that waits, in multiples of what is left of this prompt: that gets less, and its chunks must not
+        get shorter for it, since the pipeline is kept full by those behind it."""
+        if not request.queued:
+            return 0.0
+        model = self._costs.typical
+        own, each = _work(model, history, remaining), _work(model, 0, request.queued_tokens // request.queued)
+        return request.queued * (each / own if own else 1.0)
+
+    def _best(self, history: int, remaining: int, queued: float, steps_ahead: int) -> tuple[int, ...]:
         model: CostModel = self._costs.typical
         ahead = [model.times(*chunk) for chunk in self._issued][-steps_ahead:] if steps_ahead else []
         return best_chunks(
@@ -100,8 +115,20 @@ class PlannedChunks:
             ahead=ahead,
         )
 
-    def _target(self, request: ChunkRequest, chunk: int, remaining: int) -> int:
-        """Tokens of the step whose first chunk this is: as in a plan for one prompt of all the waiting tokens."""
-        if not request.queued_tokens or chunk < remaining:
-            return chunk
-        return max(chunk, self._best(0, remaining + request.queued_tokens, 0, 0)[0])
+    def _target(self, remaining: int, request: ChunkRequest) -> float:
+        """Work of a step that ends a prompt: as in a plan for all that waits, as one prompt that takes as long."""
+        waiting = remaining + request.queued_tokens
+        share = 1 / (1 + request.queued)  # of all tokens before it that a token attends to, and a step reads
+        model = self._costs.typical
+        alike = CostModel(
+            tuple(
+                msgspec.structs.replace(stage, gamma=share * stage.gamma, a=share * stage.a) for stage in model.stages
+            )
+        )
+        (first, *_) = best_chunks(alike, 0, waiting, window=self._window, align=self._align, largest=self._largest)
+        return _work(alike, 0, first)
+
+
+def _work(model: CostModel, history: int, tokens: int) -> float:
+    """What a chunk costs all stages beside a step's fixed costs."""
+    return sum(stage.time(history, tokens) - stage.c for stage in model.stages)

@@ -39,7 +39,7 @@ def best_chunks(
     window: int,
     align: int,
     largest: int,
-    queued: int = 0,
+    queued: float = 0,
     ahead: Sequence[Sequence[float]] = (),
 ) -> tuple[int, ...]:
     """Sizes of the chunks that compute ``remaining`` tokens behind ``history`` soonest.
@@ -50,7 +50,7 @@ def best_chunks(
     Args:
         window: Steps in flight at most.
         largest: Tokens of a chunk at most.
-        queued: Other prompts that wait: the time until they have all ended counts, not this one's end alone.
+        queued: Work that waits, in multiples of this one's: the time until all has ended counts, not this one's end.
         ahead: Stage times of the steps that are in the pipeline already.
     """
     search = _Search(costs, history, remaining, window, align, largest, queued, ahead)
@@ -71,7 +71,7 @@ class _Search:
         window: int,
         align: int,
         largest: int,
-        queued: int,
+        queued: float,
         ahead: Sequence[Sequence[float]],
     ) -> None:
         self.costs, self.history, self.remaining = costs, history, remaining
@@ -140,12 +140,12 @@ class _Search:
         """Seconds until the prompt is computed, and all that are queued, if they are like it."""
         if chunks not in self.known:
             times = self.costs.chunk_times(chunks, self.history)
+            busiest = max(map(sum, zip(*times, strict=True)))
             if len(times) * len(self.costs.stages) <= _RECURRENCE:
                 span = self._span((*self.ahead, *times))
-                if self.queued:
-                    span += self.queued * (self._span((*self.ahead, *times, *times)) - span)
+                if self.queued:  # the first of them may still make up for a wait of those before it
+                    span += self.queued * max(busiest, self._span((*self.ahead, *times, *times)) - span)
             else:  # what it is for proportional stages, and at least what it is for others
-                busiest = max(map(sum, zip(*times, strict=True)))
                 span = busiest + sum(map(max, zip(*times, strict=True))) - max(map(max, times))
                 span += self.queued * busiest
             self.known[chunks] = span

@@ -173,8 +173,34 @@ def test_short_prompts_share_a_step_up_to_a_planned_chunk() -> None:
             break
         assert chunk == 100
         packed += chunk
-    whole = best(model(2), 4000)[0]
+    alike = StageCost(c=STAGE.c, gamma=0.0, b=STAGE.b, a=STAGE.a / waiting)  # as one prompt, what they cost together
+    whole = best(CostModel((alike,) * 2), 4000)[0]
     assert whole - 100 < packed <= whole
+
+
+def test_a_step_with_two_prompts_takes_no_longer_than_others() -> None:
+    """All wait for the longest step: behind a prompt's end there is no room for a long one's first chunk."""
+
+    def second(end: int, length: int) -> int:
+        policy = PlannedChunks(context(model(8)))
+        first = ChunkRequest(1, 8192, queued=7, queued_tokens=length + 6 * 8192)
+        assert policy.next_chunk(first, 8192 - end, end, FREE) == end
+        behind = ChunkRequest(2, length, queued=6, queued_tokens=6 * 8192, step_tokens=end)
+        return policy.next_chunk(behind, 0, length, FREE)
+
+    assert second(64, 8192) == second(256, 8192) == 0
+    assert second(64, 200) == 200
+    assert second(256, 200) == 0
+
+
+def test_the_end_of_a_prompt_with_others_behind_it_is_not_cut_finer() -> None:
+    """They keep the pipeline full: only the last one's end is waited for."""
+    policy = PlannedChunks(context(model(8)))
+    times = []
+    for done in (0, 2048, 4096, 6144):
+        request = ChunkRequest(1 + done, 8192, queued=7, queued_tokens=7 * 8192)
+        times.append(STAGE.time(done, policy.next_chunk(request, done, 8192 - done, FREE)))
+    assert min(times) > 0.7 * max(times)
 
 
 def test_a_long_prompts_chunks_keep_the_step_to_themselves() -> None:
