@@ -90,6 +90,7 @@ ALONE = [
 QUEUED = [
     Case("small", 8, "slow first", 10, 8192, 8),
     Case("small", 8, "equal", 24, 8192, 3),
+    Case("large", 4, "equal", 6, 4096, 8),
     Case("large", 4, "slow last", 6, 16384, 8),
     Case("large", 2, "mixed", 4, 32768, 4),
 ]

@@ -178,6 +178,14 @@ def test_short_prompts_share_a_step_up_to_a_planned_chunk() -> None:
     assert whole - 100 < packed <= whole
 
 
+def test_prompts_that_wait_take_as_long_as_the_slowest_stage_computes_them() -> None:
+    """Behind steps that keep a full window waiting a second prompt seems to take less, the more so in small chunks."""
+    costs = model(speeds=[1.4] + [1.0] * 7)
+    ahead = [costs.times(6784 - 512 * steps, 384) for steps in range(8, 0, -1)]
+    chunks = best_chunks(costs, 6784, 1408, window=10, align=64, largest=FREE, queued=25, ahead=ahead)
+    assert len(chunks) <= 4
+
+
 def test_a_step_with_two_prompts_takes_no_longer_than_others() -> None:
     """All wait for the longest step: behind a prompt's end there is no room for a long one's first chunk."""
 
