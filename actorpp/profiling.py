@@ -4,12 +4,15 @@ It computes prompts of random ids as ordinary requests, cut as it says: they pas
 First every size once, cold, and not counted. Then the grid, in several passes: first chunks of many lengths, and a long
 prompt whose chunks have all sizes in a mixed order, so that each size is met behind short and long histories. A pass
 takes seconds and has an order of its own, and the median over the passes counts: what slows the machine for a while
-falls on other chunks each time. Pages are free afterwards, and prompts that others send meanwhile are cut as before.
+falls on other chunks each time. Some prompts are under way at once, so that every chunk is timed while the other stages
+compute as well: where they share memory or cores, it takes longer then. Pages are free afterwards, and prompts that
+others send meanwhile are cut as before.
 """
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
@@ -72,26 +75,34 @@ async def measure_profile(engine: Profiled, *, on_progress: Callable[[int, int],
     grid = _grid(longest, planning.max_chunk) if longest > 0 else []
     if sum(map(len, grid)) < LEAST_SAMPLES:
         raise ProfilingError(f"there is no room for a profile: {room} tokens of context and KV cache")
-    orders = (random.Random(number).sample(grid, len(grid)) for number in range(PASSES))
-    prompts = [_warm_up(longest, planning.max_chunk), *chain.from_iterable(orders)]
-    total = sum(map(sum, prompts))
+    warm_up = _warm_up(longest, planning.max_chunk)
+    counted = list(chain.from_iterable(random.Random(number).sample(grid, len(grid)) for number in range(PASSES)))
+    total = sum(map(sum, [warm_up, *counted]))
     own = _OwnPrompts(scheduler.policy)
     generator = random.Random(0)
-    vocabulary = engine.checkpoint.vocab_size
+
+    def submit(chunks: Sequence[int]) -> Handle:
+        ids = [generator.randrange(engine.checkpoint.vocab_size) for _ in range(sum(chunks))]
+        handle = engine.submit(ids, GenerationParams(max_tokens=1, ignore_eos=True))
+        own.plans[int(handle.id)] = list(reversed(chunks))
+        return handle
+
+    at_once = min(scheduler.config.num_stages + 1, scheduler.config.max_running_requests)  # no stage shall be idle
+    under_way: deque[Handle] = deque()
     measured: list[StageSample] = []
-    done = 0
     scheduler.policy = own
     try:
-        for index, chunks in enumerate(prompts):
-            ids = [generator.randrange(vocabulary) for _ in range(sum(chunks))]
-            handle = engine.submit(ids, GenerationParams(max_tokens=1, ignore_eos=True))
-            own.plans[int(handle.id)] = list(reversed(chunks))
-            samples = await _samples(handle, partial(_report, on_progress, done, total))
-            if index:  # the first one warms up
-                measured += samples
-            done += len(ids)
+        await _samples(submit(warm_up), partial(_report, on_progress, 0, total))
+        done = sum(warm_up)
+        under_way.extend(map(submit, counted[:at_once]))
+        for number, chunks in enumerate(counted):
+            measured += await _samples(under_way.popleft(), partial(_report, on_progress, done, total))
+            done += sum(chunks)
+            under_way.extend(map(submit, counted[number + at_once : number + at_once + 1]))
     finally:
         scheduler.policy = own.policy
+        for handle in under_way:
+            handle.abort()
     medians = _medians(measured)
     if len(medians) < LEAST_SAMPLES:
         raise ProfilingError(f"{len(medians)} chunks had a step to themselves; {LEAST_SAMPLES} are needed")

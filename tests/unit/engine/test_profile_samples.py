@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,16 +31,19 @@ class Pipeline:
             policy=FixedChunks(10),
             requests=list,
             pool=SimpleNamespace(num_pages=1 << 16),
-            config=SimpleNamespace(page_size=16, async_depth=1),
+            config=SimpleNamespace(page_size=16, async_depth=1, num_stages=2, max_running_requests=8),
         )
         key = ProfileKey("m", "float32", "cpu", "flash", 1, (2, 2))
         self.planning: Any = SimpleNamespace(key=key, context_length=8192, max_chunk=2080)
         self.checkpoint: Any = SimpleNamespace(vocab_size=320)
         self.prompts: list[tuple[int, ...]] = []  # their chunks
+        self.under_way = 0
+        self._rids = count(1)
         self._slowness = slowness
 
     def submit(self, prompt_ids: Sequence[int], params: GenerationParams) -> Any:
-        return _Prompt(self, len(self.prompts) + 1, len(prompt_ids))
+        self.under_way += 1
+        return _Prompt(self, next(self._rids), len(prompt_ids))
 
     def compute(self, rid: int, tokens: int) -> tuple[ChunkTimes, ...]:
         chunks: list[int] = []
@@ -48,6 +52,7 @@ class Pipeline:
             chunks.append(self.scheduler.policy.next_chunk(request, history, tokens - history, 2080))
         factor = self._slowness(len(self.prompts))
         self.prompts.append(tuple(chunks))
+        self.under_way -= 1
         times = COSTS.chunk_times(chunks)
         return tuple(
             ChunkTimes(sum(chunks[:index]), chunk, None).measured(tuple(factor * t for t in times[index]), alone=True)
@@ -101,6 +106,18 @@ def test_the_grid_is_measured_in_passes_of_different_orders_after_a_warm_up() ->
     assert len({tuple(one) for one in passes}) == PASSES
     assert len(profile.samples) == sum(map(len, passes[0]))
     exact(profile)
+
+
+def test_the_pipeline_is_full_but_for_the_warm_up() -> None:
+    under_way: list[int] = []
+
+    def note(number: int) -> float:
+        under_way.append(pipeline.under_way)
+        return 1.0
+
+    pipeline = Pipeline(note)
+    measured(pipeline)
+    assert under_way == [1, *[3] * (len(pipeline.prompts) - 3), 2, 1]
 
 
 def test_what_warms_up_does_not_count() -> None:
