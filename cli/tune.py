@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from actorpp.analysis.tuning import Measured, Setting
     from actorpp.cli.display import Output
     from actorpp.config import EngineConfig
+    from actorpp.coordinator.chunking.policy import ChunkPolicy
     from actorpp.coordinator.chunking.profile import Profile
     from actorpp.engine import Engine
     from actorpp.progress import ProgressDisplay
@@ -84,6 +85,15 @@ class Trials:
         self._display = display
         self._runs = 0
 
+    def distinct(self, settings: Sequence[Setting]) -> list[Setting]:
+        """Without those that cut every prompt as one before them does: only chance would tell them apart."""
+        found: dict[tuple[tuple[int, ...], ...], Setting] = {}
+        for setting in settings:
+            policy = self._policy(setting)
+            chunks = tuple(self._engine.planning.plan(policy, length).chunks for length in self._lengths)
+            found.setdefault(chunks, setting)
+        return list(found.values())
+
     async def run(self, settings: Sequence[Setting], step: str) -> Measured:
         """Measure these settings, each length of each once in every round, every other round in the opposite order."""
         from actorpp.analysis.spread import spread
@@ -105,14 +115,17 @@ class Trials:
         from actorpp.cli.workload import Workload, run_once
 
         engine = self._engine
-        engine.scheduler.policy = engine.planning.policy(
-            setting.policy, chunk_size=setting.chunk_size, smooth_factor=setting.smooth_factor
-        )
+        engine.scheduler.policy = self._policy(setting)
         self._runs += 1
         iteration, _ = await run_once(engine, Workload(length, 1, 1, 1), f"{engine.config.seed}/{self._runs}")
         metrics = iteration.requests[0]
         self.chunks.setdefault(setting, {})[length] = metrics.chunks
         return metrics.ttft_s or 0.0
+
+    def _policy(self, setting: Setting) -> ChunkPolicy:
+        return self._engine.planning.policy(
+            setting.policy, chunk_size=setting.chunk_size, smooth_factor=setting.smooth_factor
+        )
 
 
 async def _tune(
@@ -152,15 +165,16 @@ async def _tune(
             for _ in range(warmup):
                 for length in lengths:
                     await trials.ttft(planned, length)
-            fixed = best(await trials.run(fixed_settings(sizes, largest), "fixed sizes"), "fixed")
+            sized = trials.distinct(fixed_settings(sizes, largest))
+            fixed = best(await trials.run(sized, "fixed sizes"), "fixed")
             finalists = [planned, fixed]
             if (reason := _why_not_dynamic(planning.profile)) is not None:
                 said.append(f"Dynamic chunking was not tried: {reason}")
             else:
                 initial = initial_sizes(fixed.chunk_size or largest, max(config.page_size, 64), largest)
-                size = best(await trials.run(initial, "initial sizes"), "sglang").chunk_size
-                smoothing = await trials.run(smooth_factors(size or largest), "smoothing")
-                finalists.append(best(smoothing, "sglang"))
+                size = best(await trials.run(trials.distinct(initial), "initial sizes"), "sglang").chunk_size
+                smoothed = trials.distinct(smooth_factors(size or largest))
+                finalists.append(best(await trials.run(smoothed, "smoothing"), "sglang"))
             said += verdict(await trials.run(finalists, "finalists"))
     finally:
         display.close()

@@ -17,8 +17,7 @@ import msgspec
 from actorpp.analysis.spread import Spread
 
 INITIAL_SIZES = (2.0, 2.5, 3.0)  # times the best fixed size
-SMOOTH_FACTORS = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85)
-FIRST_SMOOTH_FACTOR = 0.75
+SMOOTH_FACTORS = (0.75, 0.6, 0.65, 0.7, 0.8, 0.85)  # the default first: of equal ones the first is taken
 WORTH_IT = 0.01  # a smaller gain is said to be none
 STEADY = 0.1  # spread of one setting's times, as a share of the median, from which on it is said
 
@@ -68,7 +67,7 @@ def fixed_settings(sizes: Sequence[int], largest: int) -> list[Setting]:
 def initial_sizes(best_fixed: int, align: int, largest: int) -> list[Setting]:
     """Second step: initial sizes for dynamic chunking, multiples of ``align`` below ``largest``, and that itself."""
     sizes = {min(max(round(factor * best_fixed / align), 1) * align, largest) for factor in INITIAL_SIZES}
-    return [Setting("sglang", size, FIRST_SMOOTH_FACTOR) for size in sorted(sizes)]
+    return [Setting("sglang", size, SMOOTH_FACTORS[0]) for size in sorted(sizes)]
 
 
 def smooth_factors(initial: int) -> list[Setting]:

@@ -32,7 +32,7 @@ def test_the_settings_of_each_step() -> None:
     ]  # fmt: skip
     assert initial_sizes(512, 64, 1200) == [Setting("sglang", 1024, 0.75), Setting("sglang", 1200, 0.75)]
     assert initial_sizes(8, 64, 40) == [Setting("sglang", 40, 0.75)]
-    assert [setting.smooth_factor for setting in smooth_factors(1024)] == [0.6, 0.65, 0.7, 0.75, 0.8, 0.85]
+    assert [setting.smooth_factor for setting in smooth_factors(1024)] == [0.75, 0.6, 0.65, 0.7, 0.8, 0.85]
 
 
 def test_flags_are_those_of_the_command_line() -> None:

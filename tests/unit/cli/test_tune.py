@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -62,9 +63,19 @@ async def taken(engine: Any, *, on_progress: Callable[[int, int], None]) -> Prof
     return Profile.of(engine.planning.key, tuple(samples))
 
 
-def chunks_of(row: dict[str, Any], length: int) -> list[int]:
-    """What the row's flags mean for a prompt that is alone, computed apart from the engine."""
-    _, policy, _, size, *factor = row["flags"].split()
+def dynamic(size: int, factor: float) -> str:
+    return f"--chunk-policy sglang --chunked-prefill-size {size} --dynamic-chunking-smooth-factor {factor}"
+
+
+def distinct(tried: list[str], *lengths: int) -> list[str]:
+    """The first of those that cut all prompts alike."""
+    cuts = [[chunks_of(flags, length) for length in lengths] for flags in tried]
+    return [flags for index, flags in enumerate(tried) if cuts[index] not in cuts[:index]]
+
+
+def chunks_of(flags: str, length: int) -> list[int]:
+    """What the flags mean for a prompt that is alone, computed apart from the engine."""
+    _, policy, _, size, *factor = flags.split()
     if policy == "fixed":
         return pieces(length, int(size))
     quadratic = Quadratic(a=COSTS.stages[0].a, b=COSTS.stages[0].b)  # only their ratio counts
@@ -89,10 +100,12 @@ def test_every_row_was_computed_with_the_sizes_that_it_names(
     # What is tried, step after step: no limit of the engine's own cuts a size, and 8192 is all of the longest prompt.
     assert flags["fixed sizes"] == [f"--chunk-policy fixed --chunked-prefill-size {n}" for n in (1024, 4096, 6000)]
     fixed = int(flags["finalists"][1].split()[-1])
-    initial = [int(row.split()[3]) for row in flags["initial sizes"]]
-    assert initial == sorted({min(round(factor * fixed / 64) * 64, 6000) for factor in (2, 2.5, 3)})
-    assert [row.split()[-1] for row in flags["smoothing"]] == ["0.6", "0.65", "0.7", "0.75", "0.8", "0.85"]
-    assert {int(row.split()[3]) for row in flags["smoothing"]} <= set(initial)
+    sizes = sorted({min(round(factor * fixed / 64) * 64, 6000) for factor in (2, 2.5, 3)})
+    assert flags["initial sizes"] == distinct([dynamic(size, 0.75) for size in sizes], 900, 6000)
+    size = int(flags["smoothing"][0].split()[3])
+    assert f" {size} " in " ".join(flags["initial sizes"])
+    factors = (0.75, 0.6, 0.65, 0.7, 0.8, 0.85)
+    assert flags["smoothing"] == distinct([dynamic(size, factor) for factor in factors], 900, 6000)
     planned, of_fixed, of_dynamic = flags["finalists"]
     assert planned == "--chunk-policy planned"
     assert of_fixed in flags["fixed sizes"]
@@ -108,7 +121,7 @@ def test_every_row_was_computed_with_the_sizes_that_it_names(
                 assert sum(chunks) == length
                 assert max(chunks) <= LARGEST_CHUNK["cpu"]  # as without flags
             else:
-                assert chunks == chunks_of(row, length), row["flags"]
+                assert chunks == chunks_of(row["flags"], length), row["flags"]
 
     # What is said and kept.
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -137,12 +150,26 @@ def test_what_the_given_limits_or_the_profile_forbid_is_not_tried_and_that_is_sa
     saved = json.loads(Path("r.json").read_text())
     sizes = [row["flags"].split()[-1] for row in saved["results"] if row["step"] == "fixed sizes"]
     assert sizes == ["64", "256"]
-    assert all(row["chunks"]["900"] == chunks_of(row, 900) for row in saved["results"] if "fixed" in row["flags"])
+    assert all(
+        row["chunks"]["900"] == chunks_of(row["flags"], 900) for row in saved["results"] if "fixed" in row["flags"]
+    )
     assert not any("sglang" in row["flags"] for row in saved["results"])
     assert "Sizes above 256 were not tried" in saved["verdict"][0]
     assert "Dynamic chunking was not tried" in saved["verdict"][1]
     assert "Dynamic" not in " ".join(saved["verdict"][2:])
     assert capsys.readouterr().out.splitlines()[-len(saved["verdict"]) :] == saved["verdict"]
+
+
+def test_of_settings_that_cut_all_prompts_alike_the_first_is_tried() -> None:
+    def plan(policy: int, length: int) -> Any:
+        return SimpleNamespace(chunks=tuple(pieces(length, policy)))
+
+    planning = SimpleNamespace(policy=lambda name, *, chunk_size, smooth_factor: chunk_size, plan=plan)
+    trials = Trials(SimpleNamespace(planning=planning), [100, 300], 1, ProgressDisplay())  # type: ignore[arg-type]
+    usual, other = Setting("sglang", 200, 0.75), Setting("sglang", 200, 0.6)
+    assert trials.distinct([usual, other, Setting("sglang", 299, 0.75), Setting("sglang", 300, 0.75)]) == [
+        usual, Setting("sglang", 299, 0.75), Setting("sglang", 300, 0.75)
+    ]  # fmt: skip
 
 
 def test_settings_are_measured_in_turn_and_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
