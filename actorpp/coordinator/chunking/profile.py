@@ -19,7 +19,7 @@ from actorpp.coordinator.chunking.cost import CostModel
 from actorpp.coordinator.chunking.fit import StageFit, StageSample, fit_profile
 from actorpp.stages.cache import cache_folder
 
-GOOD_R2 = 0.95  # of a fit; on a quiet machine it is 0.99 and more
+GOOD_R2 = 0.95  # of a fit: below it, times scatter by more than the formula can be off
 
 
 class ProfileKey(msgspec.Struct, frozen=True):
