@@ -23,7 +23,8 @@ class Steady:
         control: Does a fixed amount of work and returns its seconds.
         patience_s: For waiting and for repeated measurements, in all. When it is used up, everything counts.
 
-    ``look`` comes first, several times: from it comes what is usual.
+    ``look`` comes first, several times: what is usual comes from it, and from every control after it, so that a machine
+    that was looked at in bad times only is not taken for a slow one.
 
     Attributes:
         control_s: The controls of the measurements that count.
@@ -39,7 +40,8 @@ class Steady:
 
     def look(self) -> None:
         """See how fast the machine is, in good times and bad ones."""
-        self._seen_s += [self._control() for _ in range(LOOKS)]
+        for _ in range(LOOKS):
+            self._timed()
 
     def run(self, measurement: Callable[[], Result]) -> Result:
         """The result of the first time that counts."""
@@ -47,7 +49,7 @@ class Steady:
             before = self._wait()
             begin = time.perf_counter()
             result = measurement()
-            after = self._control()
+            after = self._timed()
             if self._is_usual(after) or self._patience_s <= 0:
                 self.control_s += [before, after]
                 return result
@@ -74,10 +76,14 @@ class Steady:
 
     def _wait(self) -> float:
         """Until a control takes the usual time; its seconds."""
-        while not self._is_usual(seconds := self._control()) and self._patience_s > 0:
+        while not self._is_usual(seconds := self._timed()) and self._patience_s > 0:
             time.sleep(PAUSE_S)
             self._patience_s -= PAUSE_S + seconds
         return seconds
+
+    def _timed(self) -> float:
+        self._seen_s.append(self._control())
+        return self._seen_s[-1]
 
     def _is_usual(self, seconds: float) -> bool:
         return seconds <= (1 + MAX_DRIFT) * self._usual_s

@@ -54,3 +54,11 @@ def test_what_is_usual_is_the_quickest_quarter_of_all_looks(pauses: list[float])
     measured.run(lambda: "a")
     assert measured.control_s == [1.0, 1.0]
     assert len(pauses) == 1
+
+
+def test_a_machine_that_becomes_faster_is_not_measured_at_its_old_speed(pauses: list[float]) -> None:
+    results = iter("abc")
+    measured = looked(machine(0.9, 0.9, 0.9, 0.97, 0.9, 0.9), 100.0)
+    assert measured.run(lambda: next(results)) == "a"
+    assert measured.run(lambda: next(results)) == "c"  # b: slow behind it, though as fast as what was usual at first
+    assert measured.drift == 0
