@@ -106,7 +106,7 @@ async def measure_profile(engine: Profiled, *, on_progress: Callable[[int, int],
     medians = _medians(measured)
     if len(medians) < LEAST_SAMPLES:
         raise ProfilingError(f"{len(medians)} chunks had a step to themselves; {LEAST_SAMPLES} are needed")
-    profile = Profile.of(planning.key, medians)
+    profile = Profile(planning.key, medians)
     if profile.doubts:
         advice = "run `actorpp profile` when the machine does nothing else"
         log.warning("the profile fits badly", reason="; ".join(profile.doubts), advice=advice)

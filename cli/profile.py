@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from actorpp.cli import options as o
 if TYPE_CHECKING:
     from actorpp.cli.display import Output
     from actorpp.config import EngineConfig
-    from actorpp.coordinator.chunking.profile import Profile
+    from actorpp.coordinator.chunking.fit import StageFit, StageSample
 
 CHANGES_NOTHING = (
     "seed",
@@ -55,7 +56,7 @@ async def _profile(config: EngineConfig, output: Output) -> int:
     finally:
         display.close()
         close_context()
-    output.write(profile_text(found))
+    output.write(profile_text(found.samples, found.fit()))
     try:
         file = keep_profile(engine, found)
     except OSError as error:
@@ -66,19 +67,19 @@ async def _profile(config: EngineConfig, output: Output) -> int:
     return 0
 
 
-def profile_text(found: Profile) -> str:
+def profile_text(measured: Sequence[StageSample], fits: Sequence[StageFit]) -> str:
     """The fit of every stage and how far it is from each sample, as tables."""
     from actorpp.cli.tables import table, text_of
 
-    fits = table(
+    costs = table(
         "t(L, x) = c + gamma L + b x + a (2 L x + x^2), and head where a token is sampled",
         "stage", "c, ms", "gamma, us", "b, us", "a, ns", "head, ms", "R^2", "largest residual",
     )  # fmt: skip
-    for stage, fit in enumerate(found.fits):
+    for stage, fit in enumerate(fits):
         cost = fit.cost
-        seconds = [sample.seconds[stage] for sample in found.samples]
+        seconds = [sample.seconds[stage] for sample in measured]
         worst = max(abs(off) / took for off, took in zip(fit.residuals, seconds, strict=True))
-        fits.add_row(
+        costs.add_row(
             str(stage),
             f"{1e3 * cost.c:.3f}",
             f"{1e6 * cost.gamma:.4f}",
@@ -91,12 +92,12 @@ def profile_text(found: Profile) -> str:
     samples = table(
         "Measured, ms (and what the fit is off by)",
         "history L + chunk x",
-        *(f"stage {stage}" for stage in range(len(found.fits))),
+        *(f"stage {stage}" for stage in range(len(fits))),
     )
-    for index, sample in enumerate(found.samples):
+    for index, sample in enumerate(measured):
         cells = [
             f"{1e3 * took:.1f} ({fit.residuals[index] / took:+.1%})"
-            for took, fit in zip(sample.seconds, found.fits, strict=True)
+            for took, fit in zip(sample.seconds, fits, strict=True)
         ]
         samples.add_row(f"{sample.history} + {sample.tokens}{' sampled' if sample.samples else ''}", *cells)
-    return text_of(fits) + text_of(samples)
+    return text_of(costs) + text_of(samples)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import mul
+from typing import Annotated
 
 import msgspec
 
@@ -19,7 +20,7 @@ _PASSES = 3  # of fit_profile: each takes the expected times from the one before
 
 
 class StageSample(msgspec.Struct, frozen=True):
-    """One measured step of one prompt chunk.
+    """One measured step of one prompt chunk. A file's samples are held to the limits of these types.
 
     Attributes:
         history: Tokens before the chunk.
@@ -28,10 +29,10 @@ class StageSample(msgspec.Struct, frozen=True):
         seconds: Compute time of each stage.
     """
 
-    history: int
-    tokens: int
+    history: Annotated[int, msgspec.Meta(ge=0)]
+    tokens: Annotated[int, msgspec.Meta(ge=1)]
     samples: bool
-    seconds: tuple[float, ...]
+    seconds: tuple[Annotated[float, msgspec.Meta(gt=0)], ...]
 
 
 class StageFit(msgspec.Struct, frozen=True):

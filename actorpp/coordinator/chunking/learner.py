@@ -79,7 +79,7 @@ class CostLearner:
         self._model: CostModel | None = prior
         self._typical: CostModel | None = prior
         self._cold = True
-        self.num_stages = len(prior.stages)
+        self._stages = len(prior.stages)
         self.measured = 0
         for sample in profile:
             self._learn(sample)
@@ -103,7 +103,7 @@ class CostLearner:
 
     def add(self, sample: StageSample) -> None:
         """Learn from a step. The engine's first step is cold (memory, kernels, caches) and is left out."""
-        if self._cold or len(sample.seconds) != self.num_stages or min(sample.seconds) <= 0:
+        if self._cold or len(sample.seconds) != self._stages or min(sample.seconds) <= 0:
             self._cold = False
         else:
             self._learn(sample)
@@ -133,9 +133,8 @@ class _Filter:
         self._prior = prior
         self._stages = len(prior)
         self._costs = np.array([[cost.c, cost.gamma, cost.b, cost.a, cost.head] for cost in prior]).T
-        self._state: _Array = np.zeros(
-            _FACTORS + self._stages
-        )  # log factors of the shape, then log speeds of the stages
+        # Logarithms: factors of the shape, then speeds of the stages.
+        self._state: _Array = np.zeros(_FACTORS + self._stages)
         self._covariance: _Array = np.diag([*_SHAPE, *[_UNKNOWN] * self._stages]) ** 2
         self._drift = np.diag([_SHAPE_DRIFT] * _FACTORS + [_SPEED_DRIFT] * self._stages) ** 2
         self._begun = False
@@ -152,8 +151,8 @@ class _Filter:
         before, scatter = self._state, noise**2 * np.eye(self._stages)
         covariance = self._covariance + self._drift
         expected, slopes = self._expected(sample)
-        errors, uncertain = measured - expected, slopes @ covariance @ slopes.T + scatter
         if self._begun:
+            errors, uncertain = measured - expected, slopes @ covariance @ slopes.T + scatter
             jumped = errors**2 > _JUMP**2 * np.diag(uncertain)
             jumps = np.where(jumped, errors**2, 0.0)
             covariance += np.diag([*[0.0] * _FACTORS, *jumps])
@@ -161,11 +160,10 @@ class _Filter:
             fit = errors @ np.linalg.solve(uncertain, errors) + np.linalg.slogdet(uncertain)[1]
             self.likelihood += float(jumped.sum() * log(_JUMP_CHANCE) - fit / 2)
         for _ in range(_ITERATIONS):
-            gain = np.linalg.solve(uncertain, slopes @ covariance).T
+            gain = np.linalg.solve(slopes @ covariance @ slopes.T + scatter, slopes @ covariance).T
             linear, used = measured - expected - slopes @ (before - self._state), slopes
             self._state = before + gain @ linear
             expected, slopes = self._expected(sample)
-            uncertain = slopes @ covariance @ slopes.T + scatter
         covariance -= gain @ used @ covariance
         self._covariance = (covariance + covariance.T) / 2
         self._begun = True

@@ -102,7 +102,7 @@ class PlannedChunks:
         return request.queued * (each / own if own else 1.0)
 
     def _best(self, history: int, remaining: int, queued: float, steps_ahead: int) -> tuple[int, ...]:
-        model: CostModel = self._costs.typical
+        model = self._costs.typical
         ahead = [model.times(*chunk) for chunk in self._issued][-steps_ahead:] if steps_ahead else []
         return best_chunks(
             model,

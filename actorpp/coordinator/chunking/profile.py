@@ -1,4 +1,4 @@
-"""A pipeline's profile: measured stage times, their fit, and the file in the user's cache folder that keeps them.
+"""A pipeline's profile: measured stage times, and the file in the user's cache folder that keeps them.
 
 It does not measure: ``actorpp.profiling`` does. A profile holds for one model in one dtype on one kind of device, with
 one way to compute attention, one number of threads and one partition; where any of these differs, another file is
@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from actorpp.coordinator.chunking.cost import CostModel
 from actorpp.coordinator.chunking.fit import StageFit, StageSample, fit_profile
 from actorpp.stages.cache import cache_folder
 
@@ -76,29 +75,21 @@ class Profile(msgspec.Struct, frozen=True):
 
     Attributes:
         key: What it holds for.
-        samples: The measured steps, warm-up left out.
-        fits: Of each stage, with residuals in the samples' order.
+        samples: The measured steps, at least one, warm-up left out.
     """
 
     key: ProfileKey
     samples: tuple[StageSample, ...]
-    fits: tuple[StageFit, ...]
 
-    @classmethod
-    def of(cls, key: ProfileKey, samples: tuple[StageSample, ...]) -> Profile:
-        """Fit samples, at least one."""
-        return cls(key, samples, fit_profile(samples))
-
-    @property
-    def model(self) -> CostModel:
-        """What a step costs, in seconds."""
-        return CostModel(tuple(fit.cost for fit in self.fits))
+    def fit(self) -> tuple[StageFit, ...]:
+        """The cost formula fitted to each stage, with residuals in the samples' order."""
+        return fit_profile(self.samples)
 
     @property
     def doubts(self) -> list[str]:
         """Why its fit is not to be trusted; nothing where it is."""
         found = []
-        for stage, fit in enumerate(self.fits):
+        for stage, fit in enumerate(self.fit()):
             if fit.r2 < GOOD_R2:
                 found.append(f"stage {stage}: R^2 is {fit.r2:.3f}, less than {GOOD_R2}")
             if not fit.cost.c:
@@ -137,7 +128,8 @@ def _read(file: Path, key: ProfileKey) -> Profile | None:
         profile = msgspec.json.decode(file.read_bytes(), type=Profile)
     except (OSError, msgspec.DecodeError):
         return None
-    usable = profile.key == key and profile.samples and len(profile.fits) == len(key.partition)
+    stages = {len(sample.seconds) for sample in profile.samples}
+    usable = profile.key == key and stages == {len(key.partition)}
     return profile if usable else None
 
 

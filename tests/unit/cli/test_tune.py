@@ -60,7 +60,7 @@ async def taken(engine: Any, *, on_progress: Callable[[int, int], None]) -> Prof
     on_progress(1, 1)
     samples = [sample(COSTS, 0, 256 * n, samples=True) for n in range(1, 17)]
     samples += [sample(COSTS, history, tokens) for history in (1024, 4096) for tokens in (64, 512, 2048)]
-    return Profile.of(engine.planning.key, tuple(samples))
+    return Profile(engine.planning.key, tuple(samples))
 
 
 def dynamic(size: int, factor: float) -> str:

@@ -89,6 +89,6 @@ def test_a_saved_profile_says_what_the_head_costs() -> None:
     first, second, last = (stage.scaled(1e-12) for stage in counted.stages)
     measured = CostModel((first, second, msgspec.structs.replace(last, head=4 * last.head).scaled(1.5)))
     sizes = [(h, x, s) for h in (0, 64, 512) for x in (64, 128, 256) for s in (False, True)] * 3
-    profile = Profile.of(key, tuple(sample(measured, *size) for size in sizes))
+    profile = Profile(key, tuple(sample(measured, *size) for size in sizes))
     assert auto_partition(SMOLLM2, 3, context_length=256) == (10, 11, 9)
     assert auto_partition(SMOLLM2, 3, context_length=256, profile=profile) == (12, 12, 6)

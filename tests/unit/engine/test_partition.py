@@ -62,7 +62,7 @@ def test_a_saved_profile_of_any_partition_has_a_say(wide: Path) -> None:
         first, last = (stage.scaled(1e-10) for stage in planning.costs.model.stages)
         true = CostModel((first, msgspec.structs.replace(last, head=last.head / 100)))
         sizes = [(h, x, s) for h in (0, 64, 128) for x in (32, 64, 128) for s in (False, True)] * 4
-        Profile.of(planning.key, tuple(sample(true, *size) for size in sizes)).save()
+        Profile(planning.key, tuple(sample(true, *size) for size in sizes)).save()
 
     async def start(gateway: Gateway) -> None:
         assert [stage.layers for stage in gateway.engine.stats().stages] == [(0, 3), (3, 6)]

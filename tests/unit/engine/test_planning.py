@@ -69,7 +69,7 @@ def test_a_saved_profile_is_used_from_the_start(model: Path, tmp_path: Path, mon
         assert gateway.engine.plan(700).predicted_chunk_s is None  # type: ignore[attr-defined]
         true.append(CostModel(tuple(stage.scaled(3e-10) for stage in planning.costs.model.stages)))
         grid = [(h, x) for h in (0, 256, 512) for x in (64, 128, 256, 512)]
-        Profile.of(planning.key, tuple(sample(true[0], h, x, n % 2 == 1) for n, (h, x) in enumerate(grid))).save()
+        Profile(planning.key, tuple(sample(true[0], h, x, n % 2 == 1) for n, (h, x) in enumerate(grid))).save()
 
     async def load(gateway: Gateway) -> None:
         plan = gateway.engine.plan(700)  # type: ignore[attr-defined]
@@ -85,7 +85,7 @@ QUADRATIC = StageCost(c=1e-3, gamma=0.0, b=1e-9, a=1e-9)  # seconds: next to all
 
 def quadratic(key: ProfileKey, longest: int) -> Profile:
     costs = CostModel((QUADRATIC,) * 2)
-    return Profile.of(key, tuple(sample(costs, 0, longest * n // 12) for n in range(1, 13)))
+    return Profile(key, tuple(sample(costs, 0, longest * n // 12) for n in range(1, 13)))
 
 
 def test_the_smoothing_factor_changes_the_chunks_of_the_running_engine(

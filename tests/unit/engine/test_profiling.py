@@ -45,8 +45,8 @@ def test_a_profile_covers_histories_and_sizes_and_leaves_nothing_behind(model: P
         assert {tokens for _, tokens in behind} >= {64, 128, 256}
         assert max(history for history, _ in behind) > 512
         assert all(len(sample.seconds) == 2 and min(sample.seconds) > 0 for sample in profile.samples)
-        assert len(profile.fits) == 2
-        assert all(cost.time(0, 512) > 0 for cost in profile.model.stages)
+        assert len(profile.fit()) == 2
+        assert all(fit.cost.time(0, 512) > 0 for fit in profile.fit())
         assert sum(tokens for _, tokens in behind) + sum(first) < told[-1][0] == told[-1][1]  # the warm-up is left out
 
     served(model, body, context_length=1024)

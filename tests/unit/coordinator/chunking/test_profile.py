@@ -26,14 +26,14 @@ def key(**other: Any) -> ProfileKey:
 
 
 def profile(key: ProfileKey) -> Profile:
-    return Profile.of(key, tuple(sample(model(), h, x) for h in (0, 1024) for x in (64, 256, 512, 1024)))
+    return Profile(key, tuple(sample(model(), h, x) for h in (0, 1024) for x in (64, 256, 512, 1024)))
 
 
 def test_a_saved_profile_comes_back() -> None:
     saved = profile(key())
     file = saved.save()
     assert load_profile(key()) == saved
-    assert saved.model.times(512, 512) == pytest.approx(model().times(512, 512), rel=1e-4)
+    assert [fit.cost.time(512, 512) for fit in saved.fit()] == pytest.approx(model().times(512, 512), rel=1e-4)
     assert [path.name for path in file.parent.iterdir()] == ["15-15.json"]
     # The same model with its config in another order, as another writer would have it.
     assert load_profile(key(config=dict(reversed(CONFIG.items())))) == saved
@@ -75,4 +75,14 @@ def test_a_damaged_file_is_none(content: bytes) -> None:
 def test_a_file_of_another_key_is_none() -> None:
     file = profile(key()).save()
     file.write_bytes(msgspec.json.encode(profile(key(threads=2))))
+    assert load_profile(key()) is None
+
+
+@pytest.mark.parametrize("wrong", [{"seconds": [0.1]}, {"seconds": [0.1, 0.0]}, {"tokens": 0}, {"history": -1}])
+def test_a_file_with_a_sample_that_cannot_be_is_none(wrong: dict[str, Any]) -> None:
+    """The costs are learned from samples as they stand: the start must not fail for one."""
+    file = profile(key()).save()
+    content = msgspec.json.decode(file.read_bytes())
+    content["samples"][3] |= wrong
+    file.write_bytes(msgspec.json.encode(content))
     assert load_profile(key()) is None

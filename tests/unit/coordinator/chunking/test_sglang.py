@@ -85,7 +85,7 @@ KEY = ProfileKey("m", "float32", "cpu", "flash", 1, (1, 1))
 
 def first_chunks(count: int, a: float) -> Profile:
     samples = [StageSample(0, 256 * n, False, (1e-3 * n + a * n * n, 1e-4 * n)) for n in range(1, count + 1)]
-    return Profile.of(KEY, tuple(samples))
+    return Profile(KEY, tuple(samples))
 
 
 @pytest.mark.parametrize(
