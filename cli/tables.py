@@ -13,10 +13,10 @@ PIPE_WIDTH = 120
 
 
 def table(title: str, *columns: str) -> Table:
-    """An empty one: the first column holds names, the others numbers."""
+    """An empty one: the first column holds names, which keep to one line, the others numbers."""
     made = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
-        made.add_column(column, justify="right" if index else "left", overflow="fold")
+        made.add_column(column, justify="right" if index else "left", overflow="fold", no_wrap=not index)
     return made
 
 

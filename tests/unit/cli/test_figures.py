@@ -8,6 +8,8 @@ import pytest
 
 from actorpp.analysis.efficiency import PipelineFigures
 from actorpp.cli.figures import summary, sweep_table, table
+from actorpp.cli.tables import table as empty_table
+from actorpp.cli.tables import text_of
 from actorpp.cli.workload import Iteration, Workload
 from actorpp.serving.api import RequestMetrics
 
@@ -116,3 +118,12 @@ def test_figures_have_the_names_of_vllms_results() -> None:
     found = summary(WORK, ITERATIONS).requests
     assert set(found) == names
     assert found["std_ttft_ms"].lowest == pytest.approx(float(np.std([100, 200, 400, 900])))
+
+
+def test_on_a_narrow_terminal_numbers_are_folded_and_names_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    made = empty_table("T", "chunks", "ISL 1000", "ISL 4000", "ISL 8000")
+    made.add_row("sglang 2560, 0.75", *["12345 (12000-13000)"] * 3)
+    lines = [line.strip() for line in text_of(made).splitlines()]
+    (name,) = [line for line in lines if line.startswith("sglang")]
+    assert name.startswith("sglang 2560, 0.75 ")

@@ -90,6 +90,7 @@ def test_every_row_was_computed_with_the_sizes_that_it_names(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("actorpp.engine.measure_profile", taken)
+    monkeypatch.setenv("COLUMNS", "200")  # a line for each row, however long the times are
     work = ["--input-len", "900,6000", "--chunk-sizes", "1024,4096,8192", "--num-iters", "1", "--num-iters-warmup", "0"]
     assert run("tune", "--model", str(model), "--kv-tokens", "8192", *work, "--save-result", "r.json", *SMALL) == 0
     out, err = capsys.readouterr()
