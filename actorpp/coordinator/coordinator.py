@@ -136,24 +136,9 @@ class Coordinator(Actor):
 
     @requests.handler
     def on_submit(self, message: Submit) -> None:
-        request = message.request
-        if request.phase is Phase.ENDED:  # its abort has overtaken it
-            return
-        if self.ended is not None:
-            self.scheduler.fail(request, self.ended)
-            return
-        try:
-            self.scheduler.submit(request)
-        except (InvalidRequestError, OverloadedError) as error:
-            self.scheduler.fail(request, error)
-            return
-        except Exception as error:  # the crash of this actor: the request is in no book yet, and would get no answer
-            self.scheduler.fail(request, CoordinatorFailedError(f"the coordinator crashed: {error!r}"))
-            raise
-        if request.deadline_at is not None:
-            delay = max(0.0, request.deadline_at - self.now())
-            request.deadline = guard_later(delay, self.deadline_passed, request)
-        self.issue()
+        self.admit(message.request)
+        if not self.requests:  # prompts that came together are planned as the queue that they are
+            self.issue()
 
     @outputs.handler
     def on_output(self, output: Output) -> None:
@@ -174,6 +159,25 @@ class Coordinator(Actor):
         self.issue()
 
     # --- decisions ---------------------------------------------------------------------------------------------------
+
+    def admit(self, request: Request) -> None:
+        """Queue it, or refuse it."""
+        if request.phase is Phase.ENDED:  # its abort has overtaken it
+            return
+        if self.ended is not None:
+            self.scheduler.fail(request, self.ended)
+            return
+        try:
+            self.scheduler.submit(request)
+        except (InvalidRequestError, OverloadedError) as error:
+            self.scheduler.fail(request, error)
+            return
+        except Exception as error:  # the crash of this actor: the request is in no book yet, and would get no answer
+            self.scheduler.fail(request, CoordinatorFailedError(f"the coordinator crashed: {error!r}"))
+            raise
+        if request.deadline_at is not None:
+            delay = max(0.0, request.deadline_at - self.now())
+            request.deadline = guard_later(delay, self.deadline_passed, request)
 
     def issue(self) -> None:
         """Write everything that can be issued now."""

@@ -286,8 +286,8 @@ class SimulatedPipeline:
         self.stale = 0  # entries of epoch 0 that became dead letters there
         self.requests: dict[Request, Answer] = {}
 
-    async def open(self, *, suspended: bool = False) -> None:
-        """Spawn every session and the coordinator; suspended, requests wait until ``resume``."""
+    async def open(self) -> None:
+        """Spawn every session and the coordinator."""
         self.switches = [EpochSwitch() for _ in range(self.stages)]
         self.outputs = self.network.link("outputs", lambda output: self.deliver_output(output))
         self.log_links = [self.network.link(f"log {i}", partial(self.deliver_log, i)) for i in range(self.stages)]
@@ -296,8 +296,7 @@ class SimulatedPipeline:
             lambda: Coordinator(self.scheduler, self, watchdog_s=self.watchdog_s, on_failure=self.failed),
             name="coordinator",
         )
-        if not suspended:
-            self.resume()
+        self.resume()
 
     def resume(self) -> None:
         self.coordinator[Coordinator.control].tell_nowait(Resume(self.epoch))
