@@ -72,7 +72,9 @@ class Steady:
 
     @property
     def _usual_s(self) -> float:
-        return statistics.quantiles(self._seen_s, n=4)[0]
+        """Never more than the median of what counts, so that what is accepted keeps within the drift allowed."""
+        quickest = statistics.quantiles(self._seen_s, n=4)[0]
+        return min(quickest, statistics.median(self.control_s)) if self.control_s else quickest
 
     def _wait(self) -> float:
         """Until a control takes the usual time; its seconds."""

@@ -62,3 +62,12 @@ def test_a_machine_that_becomes_faster_is_not_measured_at_its_old_speed(pauses: 
     assert measured.run(lambda: next(results)) == "a"
     assert measured.run(lambda: next(results)) == "c"  # b: slow behind it, though as fast as what was usual at first
     assert measured.drift == 0
+
+
+def test_slow_looks_do_not_widen_what_counts(pauses: list[float]) -> None:
+    """The machine was fast at first, and is slow now: what counted stays within the drift allowed."""
+    measured = looked(iter([1.0] * 6 + [1.08] * 40 + [1.0] * 4), 1000.0)
+    assert measured.run(lambda: "a") == "a"
+    assert measured.run(lambda: "b") == "b"
+    assert measured.control_s == [1.0] * 4
+    assert measured.drift == 0
