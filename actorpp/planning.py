@@ -122,4 +122,4 @@ class Planning:
                 f"the maximum context length is {self.context_length} tokens, but the prompt has {prompt_tokens}",
                 param="prompt_tokens",
             )
-        return plan_prompt(policy, self.costs.model, prompt_tokens, window=self.config.window, max_chunk=self.max_chunk)
+        return plan_prompt(policy, self.costs, prompt_tokens, window=self.config.window, max_chunk=self.max_chunk)

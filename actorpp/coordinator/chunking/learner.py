@@ -1,34 +1,31 @@
 """Learning what a step costs while the engine runs, on machines whose speed changes.
 
-A stage that takes 1.7 times as long for some seconds, because a neighbour has the core, looks like one whose cost grows
-with the history: a prompt's chunks go by in just such times. Least squares on the times believes it, and plans for it.
-So what is learned here has three parts that differ in how they may change:
-
-- the *shape*: by what factors the prior's costs of a step, of history, attention and head are off, beside its cost of a
-  token. All stages share it: they run the same code on layers of the same kind. It barely changes;
-- the *speed* of each stage at this moment, which may drift, or jump;
-- the *typical speed*: how much slower one stage is than the others on the average. Plans are made for this one: a plan
-  made for a stage that is slow just now gains little if it stays slow, and loses more if it does not.
-
-Shape and speed are the state of an extended Kalman filter (R. E. Kalman, 1960) that observes logarithms of stage times,
+A step may take 1.7 times as long because a neighbour has the core, for one step or for some seconds, and prompts go by
+in just such times: least squares takes it for the cost of a long history, or for a slow stage, and plans for it. But
+nothing makes a step quicker than the machine allows. So what is fitted is not the mean of the times but their quick
+quartile: a quantile regression (R. Koenker & G. Bassett, 1978) of the logarithms of stage times,
 
     log t = speed + log(step c + reading gamma L + b x + attention a (2 L x + x^2) + sampling head)
 
-with the update iterated, as the sum in the logarithm is not linear. A time farther off than ``_JUMP`` standard
-deviations is taken for a jump of that stage's speed, which says nothing of the shape. How far times scatter from step
-to step is estimated meanwhile.
+over the newest steps, with
 
-The counted cost of a step may be wrong by far, where starting kernels takes longer than computing. A filter that begins
-too far from the truth takes every step for a jump; so several begin at different places, and the most likely one is
-believed.
+- the *shape*: by what factors the prior's costs of a step, of history, attention and head are off, beside its cost of a
+  token. All stages share it: they run the same code on layers of the same kind;
+- the *typical speed* of each stage, undisturbed. Plans are made for this one: a plan made for a stage that is slow just
+  now gains little if it stays slow, and loses more if it does not. Of two cores that are disturbed in turn, one is
+  always the one that was disturbed longer, and a plan for that costs more than a plan for equal stages.
+
+Where there are few steps yet, shape and differences between stages stay near the prior's: this is the most likely fit
+given that logarithms of the factors are normally distributed, and times as an asymmetric Laplace distribution about
+their quartile. Each step brings it up to date by Gauss-Newton iterations, reweighted.
+
+Predictions are for the machine as it is: they begin at the speeds of the newest steps, which fade into the mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log, sqrt
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,24 +34,25 @@ from actorpp.coordinator.chunking.fit import StageSample
 
 _Array = NDArray[np.float64]
 
+_STEPS = 512  # that are fitted: the newest
+_QUANTILE = 0.25  # of times, which is fitted
+_DISTURBED = 5  # steps that one disturbance lasts: together they say as little as one sample of a profile
+_SMOOTH = 0.02  # smaller residuals weigh as if squared: iterations shall converge
+_ITERATIONS = 2
+_LARGEST_CHANGE = 1.0  # of a logarithm in one iteration
+
 # Standard deviations of logarithms: 0.1 is about 10%.
 _SHAPE = (0.7, 0.7, 0.5, 0.7)  # of the prior's c, gamma, a and head, beside its b
 _FACTORS = len(_SHAPE)
-_UNKNOWN = 1e3  # of a speed that was never seen
-_SHAPE_DRIFT, _SPEED_DRIFT = 0.003, 0.01  # from one step to the next
-_JUMP = 3.0  # standard deviations
-_JUMP_CHANCE = 0.05
-_ITERATIONS = 3
-
-_NOISE, _NOISE_COUNT = 0.1, 10  # how times scatter before anything was measured, and as how many steps this counts
-_LEAST_NOISE = 0.01
+_UNKNOWN = 1e3  # of their speed
 _INEQUALITY = 0.05  # of stages that the prior takes for equal
-_UNSEEN = 0.2  # by how much one step's difference between stages may be of that step alone, at least
-_MEMORY = 0.995  # weight of a step against the next one in what is learned of scatter and typical speeds
 
-_STEP_FACTORS = (1.0, 8.0, 64.0)  # of the prior's c, where a filter begins
-_UNLIKELY = 10.0  # by how much, in logarithms of likelihood, a factor is less likely than the one before it
-_SETTLED = 100  # steps, after which only the most likely filter goes on
+_SCATTER, _SCATTER_COUNT = 0.1, 10  # mean loss before anything was measured, and as how many times this counts
+_LEAST_SCATTER = 0.02
+
+_RECENT = 200  # steps that a speed's mean comes from
+_FOLLOWED = 0.6  # of a change that a step shows, how much is taken for one of the stage's speed
+_PERSISTENCE = 0.95  # of a speed's distance from the mean, how much is left of it one step later
 
 
 class CostLearner:
@@ -71,118 +69,109 @@ class CostLearner:
     """
 
     def __init__(self, prior: CostModel, profile: Sequence[StageSample] = ()) -> None:
-        self._filters = [
-            _Filter([msgspec.structs.replace(cost, c=factor * cost.c) for cost in prior.stages], -index * _UNLIKELY)
-            for index, factor in enumerate(_STEP_FACTORS)
-        ]
-        self._speeds = _Speeds(len(prior.stages))
+        stages = len(prior.stages)
+        self._prior = prior
+        self._costs = np.array([[cost.c, cost.gamma, cost.a, cost.head, cost.b] for cost in prior.stages])
+        self._counts: _Array = np.empty((0, _FACTORS + 1))  # what each of these is multiplied with, step after step
+        self._times: _Array = np.empty((0, stages))  # logarithms
+        self._worth: _Array = np.empty(0)  # what each step says, in samples of a profile
+        self._fitted: _Array = np.zeros(_FACTORS + stages)  # logarithms: factors of the shape, speeds of the stages
+        self._certainty = np.diag(np.power([*_SHAPE, *[_UNKNOWN] * stages], -2.0))  # inverse of their covariance
+        self._certainty[_FACTORS:, _FACTORS:] += (np.eye(stages) - 1 / stages) / _INEQUALITY**2
+        self._now: _Array = np.zeros(stages)  # logarithms of the speeds of this moment beside the fitted ones
         self._model: CostModel | None = prior
         self._typical: CostModel | None = prior
         self._cold = True
-        self._stages = len(prior.stages)
         self.measured = 0
         for sample in profile:
-            self._learn(sample)
+            self._learn(sample, 1.0)
+
+    @property
+    def in_seconds(self) -> bool:
+        """Whether anything was measured, here or for the prior."""
+        return self.model.in_seconds
 
     @property
     def model(self) -> CostModel:
-        """What a step takes at the stages' speeds of this moment: for predictions."""
+        """What a step takes at the stages' speeds of this moment."""
         if self._model is None:
-            filter_ = self._likeliest
-            self._model = filter_.model(filter_.speeds, self._speeds.noise)
+            self._model = self._scaled(self._now)
         return self._model
 
     @property
     def typical(self) -> CostModel:
-        """What it takes at their typical speeds: for plans."""
+        """What a step takes where nothing disturbs it: for plans."""
         if self._typical is None:
-            filter_ = self._likeliest
-            speeds = filter_.speeds.mean() + self._speeds.differences()
-            self._typical = filter_.model(speeds, self._speeds.noise)
+            self._typical = self._scaled(np.zeros_like(self._now))
         return self._typical
+
+    def chunk_times(self, chunks: Sequence[int]) -> list[tuple[float, ...]]:
+        """What the chunks of a prompt that begins now will take, for each chunk and stage: the last one samples.
+
+        A stage that is slow just now is expected to be less so with every chunk.
+        """
+        if not self.measured:
+            return self._prior.chunk_times(chunks)
+        mean = self._residuals(self._shares()[0])[-_RECENT:].mean(axis=0)
+        fading = np.outer(_PERSISTENCE ** np.arange(len(chunks)), self._now - mean)
+        return [tuple(row) for row in (np.exp(mean + fading) * self.typical.chunk_times(chunks)).tolist()]
 
     def add(self, sample: StageSample) -> None:
         """Learn from a step. The engine's first step is cold (memory, kernels, caches) and is left out."""
-        if self._cold or len(sample.seconds) != self._stages or min(sample.seconds) <= 0:
+        if self._cold or len(sample.seconds) != len(self._prior.stages) or min(sample.seconds) <= 0:
             self._cold = False
         else:
-            self._learn(sample)
+            self._learn(sample, 1 / _DISTURBED)
 
-    def _learn(self, sample: StageSample) -> None:
-        noise = self._speeds.noise
-        shown = [filter_.add(sample, noise) for filter_ in self._filters]
-        self._speeds.add(shown[self._filters.index(self._likeliest)])
+    def _learn(self, sample: StageSample, worth: float) -> None:
+        pairs = (2 * sample.history + sample.tokens) * sample.tokens
+        counts = [1.0, sample.history, pairs, sample.samples, sample.tokens]
+        self._counts = np.vstack([self._counts[1 - _STEPS :], counts])
+        self._times = np.vstack([self._times[1 - _STEPS :], np.log(sample.seconds)])
+        self._worth = np.append(self._worth[1 - _STEPS :], worth)
+        expected, shares = self._shares()
+        if not self.measured:
+            self._fitted[_FACTORS:] = self._residuals(expected).mean()
+        for _ in range(_ITERATIONS):
+            self._improve(self._residuals(expected), shares)
+            expected, shares = self._shares()
+        self._now = self._now + _FOLLOWED * (self._residuals(expected)[-1] - self._now)
         self.measured += 1
-        if self.measured == _SETTLED:
-            self._filters = [self._likeliest]
         self._model = self._typical = None
 
-    @property
-    def _likeliest(self) -> _Filter:
-        return max(self._filters, key=lambda filter_: filter_.likelihood)
+    def _shares(self) -> tuple[_Array, _Array]:
+        """Logarithms of what the steps cost at the prior's speeds, (steps, stages), and what share of it each part of
+        the shape has, (steps, stages, factors)."""
+        factors = np.append(np.exp(self._fitted[:_FACTORS]), 1.0)
+        parts = self._counts[:, None, :] * (self._costs * factors)
+        whole = parts.sum(axis=2)
+        return np.log(whole), parts[:, :, :_FACTORS] / whole[:, :, None]
 
+    def _residuals(self, expected: _Array) -> _Array:
+        """By how much longer the steps took than fitted, as logarithms, (steps, stages)."""
+        residuals: _Array = self._times - expected - self._fitted[_FACTORS:]
+        return residuals
 
-class _Filter:
-    """The Kalman filter from one prior on.
+    def _improve(self, residuals: _Array, shares: _Array) -> None:
+        """One iteration: least squares of the residuals, each with the weight that makes its square its loss."""
+        asymmetry = np.where(residuals > 0, _QUANTILE, 1 - _QUANTILE)
+        loss = (asymmetry * np.abs(residuals)).sum() + _SCATTER * _SCATTER_COUNT
+        scatter = max(_LEAST_SCATTER, loss / (residuals.size + _SCATTER_COUNT))
+        weights = self._worth[:, None] * asymmetry / np.maximum(np.abs(residuals), _SMOOTH) / scatter
 
-    Attributes:
-        likelihood: Logarithm of that of all samples, up to a constant, and of the prior.
-    """
+        # Normal equations: a time's slope is its shares by the shape, and 1 by its stage's speed.
+        weighted = weights[:, :, None] * shares
+        by_shape, by_both = weighted.reshape(-1, _FACTORS).T, weighted.sum(axis=0)
+        by_speed = np.diag(weights.sum(axis=0))
+        squares = np.block([[by_shape @ shares.reshape(-1, _FACTORS), by_both.T], [by_both, by_speed]])
+        gradient = np.concatenate([by_shape @ residuals.ravel(), (weights * residuals).sum(axis=0)])
+        change = np.linalg.solve(squares + self._certainty, gradient - self._certainty @ self._fitted)
+        self._fitted = self._fitted + np.clip(change, -_LARGEST_CHANGE, _LARGEST_CHANGE)
 
-    def __init__(self, prior: Sequence[StageCost], likelihood: float) -> None:
-        self._prior = prior
-        self._stages = len(prior)
-        self._costs = np.array([[cost.c, cost.gamma, cost.b, cost.a, cost.head] for cost in prior]).T
-        # Logarithms: factors of the shape, then speeds of the stages.
-        self._state: _Array = np.zeros(_FACTORS + self._stages)
-        self._covariance: _Array = np.diag([*_SHAPE, *[_UNKNOWN] * self._stages]) ** 2
-        self._drift = np.diag([_SHAPE_DRIFT] * _FACTORS + [_SPEED_DRIFT] * self._stages) ** 2
-        self._begun = False
-        self.likelihood = likelihood
-
-    @property
-    def speeds(self) -> _Array:
-        """Logarithms of the stages' speeds of this moment."""
-        return self._state[_FACTORS:]
-
-    def add(self, sample: StageSample, noise: float) -> _Array:
-        """Take a sample in, and return the logarithm of each stage's speed as this one step shows it."""
-        measured = np.log(sample.seconds)
-        before, scatter = self._state, noise**2 * np.eye(self._stages)
-        covariance = self._covariance + self._drift
-        expected, slopes = self._expected(sample)
-        if self._begun:
-            errors, uncertain = measured - expected, slopes @ covariance @ slopes.T + scatter
-            jumped = errors**2 > _JUMP**2 * np.diag(uncertain)
-            jumps = np.where(jumped, errors**2, 0.0)
-            covariance += np.diag([*[0.0] * _FACTORS, *jumps])
-            uncertain += np.diag(jumps)
-            fit = errors @ np.linalg.solve(uncertain, errors) + np.linalg.slogdet(uncertain)[1]
-            self.likelihood += float(jumped.sum() * log(_JUMP_CHANCE) - fit / 2)
-        for _ in range(_ITERATIONS):
-            gain = np.linalg.solve(slopes @ covariance @ slopes.T + scatter, slopes @ covariance).T
-            linear, used = measured - expected - slopes @ (before - self._state), slopes
-            self._state = before + gain @ linear
-            expected, slopes = self._expected(sample)
-        covariance -= gain @ used @ covariance
-        self._covariance = (covariance + covariance.T) / 2
-        self._begun = True
-        return measured - expected + self.speeds
-
-    def _expected(self, sample: StageSample) -> tuple[_Array, _Array]:
-        """The logarithms of the stages' times, (stages,), and their derivatives by the state, (stages, state)."""
-        c, gamma, b, a, head = self._costs
-        pairs = (2 * sample.history + sample.tokens) * sample.tokens
-        parts = np.stack([c, gamma * sample.history, a * pairs, head * sample.samples], axis=1)
-        parts *= np.exp(self._state[:_FACTORS])
-        whole = parts.sum(axis=1) + b * sample.tokens
-        return np.log(whole) + self.speeds, np.hstack([parts / whole[:, None], np.eye(self._stages)])
-
-    def model(self, speeds: _Array, noise: float) -> CostModel:
-        """With the shape as known, at these speeds."""
-        step, reading, attention, sampling = np.exp(self._state[:_FACTORS]).tolist()
-        # The mean of times that scatter is greater than that of their logarithms says.
-        factors = np.exp(speeds + noise**2 / 2).tolist()
+    def _scaled(self, speeds: _Array) -> CostModel:
+        """With the shape as fitted, at these speeds beside the fitted ones."""
+        step, reading, attention, sampling = np.exp(self._fitted[:_FACTORS]).tolist()
+        factors = np.exp(self._fitted[_FACTORS:] + speeds).tolist()
         return CostModel(
             tuple(
                 StageCost(
@@ -192,60 +181,6 @@ class _Filter:
                     a=factor * attention * prior.a,
                     head=factor * sampling * prior.head,
                 )
-                for factor, prior in zip(factors, self._prior, strict=True)
+                for factor, prior in zip(factors, self._prior.stages, strict=True)
             )
         )
-
-
-class _Speeds:
-    """What the measured times say of the stages' speeds, step after step: how they scatter, and how they differ.
-
-    Sums are over steps, each step weighing _MEMORY of the next.
-    """
-
-    def __init__(self, stages: int) -> None:
-        self._last: list[_Array] = []  # two
-        self._count = 0.0
-        self._difference = np.zeros(stages)  # of a stage from the mean of all
-        self._square = np.zeros(stages)
-        self._change = np.zeros(stages)  # squared, of the difference, from the step before
-        self._near = self._far = 2 * _NOISE**2 * _NOISE_COUNT  # squared change of a speed in one step, and in two
-        self._noise_count = float(_NOISE_COUNT)
-
-    def add(self, speeds: _Array) -> None:
-        """The logarithm of each stage's speed as one step shows it."""
-        difference = speeds - speeds.mean()
-        self._count = _MEMORY * self._count + 1
-        self._difference = _MEMORY * self._difference + difference
-        self._square = _MEMORY * self._square + difference**2
-        self._change *= _MEMORY
-        if self._last:
-            before = self._last[-1]
-            self._change += (difference - before + before.mean()) ** 2
-        if len(self._last) == 2:
-            self._near = _MEMORY * self._near + float(np.mean((speeds - self._last[1]) ** 2))
-            self._far = _MEMORY * self._far + float(np.mean((speeds - self._last[0]) ** 2))
-            self._noise_count = _MEMORY * self._noise_count + 1
-        self._last = [*self._last[-1:], speeds]
-
-    @property
-    def noise(self) -> float:
-        """Standard deviation of one step's times around the speed of that moment.
-
-        Scatter alone changes a time as much in one step as in two; a speed that wanders, twice as much in two. (It is
-        the nugget of the variogram; G. Matheron, 1963.)
-        """
-        return max(_LEAST_NOISE, sqrt(max(0.0, (2 * self._near - self._far) / (2 * self._noise_count))))
-
-    def differences(self) -> _Array:
-        """How much slower than the mean each stage is on the average, as a logarithm, as far as that can be believed.
-
-        The mean of n values that depend on the one before is as uncertain as that of n (1 - rho) / (1 + rho)
-        independent ones: stages that were slow in turn are known as equal only after many turns.
-        """
-        count = self._count
-        mean = self._difference / count
-        variance = np.maximum(self._square / count - mean**2, 1e-12)
-        change = np.clip(self._change / (2 * count), 1e-12, variance)  # (1 - rho) of the variance
-        uncertain = np.minimum(variance, variance * (2 * variance - change) / (count * change)) + _UNSEEN**2 / count
-        return mean * _INEQUALITY**2 / (_INEQUALITY**2 + uncertain)

@@ -6,6 +6,7 @@ import msgspec
 
 from actorpp.coordinator.chunking.cost import CostModel
 from actorpp.coordinator.chunking.flowshop import completion_times, in_window
+from actorpp.coordinator.chunking.learner import CostLearner
 from actorpp.coordinator.chunking.policy import ChunkPolicy, ChunkRequest
 
 
@@ -28,7 +29,9 @@ class ChunkPlan(msgspec.Struct, frozen=True, kw_only=True):
     predicted_done_s: tuple[float, ...] | None
 
 
-def plan_prompt(policy: ChunkPolicy, costs: CostModel, prompt_tokens: int, *, window: int, max_chunk: int) -> ChunkPlan:
+def plan_prompt(
+    policy: ChunkPolicy, costs: CostModel | CostLearner, prompt_tokens: int, *, window: int, max_chunk: int
+) -> ChunkPlan:
     """Ask the policy for every chunk of a prompt of ``prompt_tokens`` tokens, at least 1, and predict its times."""
     chunks: list[int] = []
     done = 0
