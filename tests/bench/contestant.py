@@ -56,14 +56,22 @@ class Contestant:
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
         """Its figures of one job; the process stands still before and after. Raises ContestantFailed."""
-        self._signal(psutil.Process.resume)
+        self.go_on()
         try:
-            assert self._child.stdin is not None
-            self._child.stdin.write(json.dumps(job) + "\n")
-            self._child.stdin.flush()
-            return self._read()
+            return self.ask(job)
         finally:
             self.stand_still()
+
+    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Its figures of one job, while it does not stand still. Raises ContestantFailed."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps(job) + "\n")
+        self._child.stdin.flush()
+        return self._read()
+
+    def go_on(self) -> None:
+        """It runs from now on."""
+        self._signal(psutil.Process.resume)
 
     def stand_still(self) -> None:
         """It uses no CPU from now on, whatever it does while it waits."""

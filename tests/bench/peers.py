@@ -2,13 +2,13 @@
 
     python -m tests.bench.peers --vllm-python /path/to/venv/bin/python
 
-Every contestant is a process of its own that stands still (SIGSTOP) while another one works. A round measures each
-once, between two controls: fixed matrix products. A measurement counts when both took no more than 5% longer than the
-quicker ones did while the contestants started and warmed up; another is made again as long as ``--patience`` lasts.
-When the slowest control that counts took more than 5% longer than the median one, the machine was not the same all the
-time, and the call is void (exit code 3). ``--only`` and ``--peers`` choose what is measured, so that a call takes
-minutes; starts are measured last, when the other contestants have left their memory. vLLM is installed in an
-environment of its own: docs/performance.md says how.
+Every contestant is a process of its own that stands still (SIGSTOP) while another one works. Beside it runs the
+control, on every core: small matrix products, 1% of the time. A round measures each contestant once. A measurement
+counts when the control took no more than 5% longer meanwhile than is usual; another is made again as long as
+``--patience`` lasts. When it took more than 5% longer than the median in the slowest measurement that counts, the
+machine was not the same all the time, and the call is void (exit code 3). ``--only`` and ``--peers`` choose what is
+measured, so that a call takes minutes; starts are measured last, when the other contestants have left their memory.
+vLLM is installed in an environment of its own: docs/performance.md says how.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ HERE = Path(__file__).parent / "contestants"
 PROMPT = "The capital of France is"
 FIXED_SIZES = (256, 512, 1024, 2048)
 PLANNED_LENGTHS = (1000, 4000, 8000)
+CHOICES = 3  # runs of each fixed size to choose one by
 
 OURS, OURS_ONE = "actorpp, 2 stages", "actorpp, 1 stage of 1 thread"
 TRANSFORMERS, VLLM_PP, VLLM_ONE = "transformers", "vLLM, 2 stages", "vLLM, one process"
@@ -209,12 +210,27 @@ def commands(options: argparse.Namespace, model: str) -> dict[str, list[str]]:
     return {name: command for name, command in found.items() if not name.startswith(tuple(left_out))}
 
 
+class CoreControls:
+    """How fast all the cores are, the mean of them."""
+
+    def __init__(self, of_cores: list[Contestant]) -> None:
+        self._of_cores = of_cores
+
+    def seconds(self) -> float:
+        return statistics.mean(float(child.ask({})["seconds"]) for child in self._of_cores)
+
+
 @contextlib.contextmanager
 def control(options: argparse.Namespace) -> Iterator[Steady]:
     """What says how steady the machine is, for as long as it runs."""
-    cores = ",".join(map(str, options.cores))
-    with _contestant("control", [sys.executable, str(HERE / "control.py"), cores]) as child:
-        yield Steady(lambda: float(child.run({})["seconds"]), options.patience)
+    with contextlib.ExitStack() as stack:
+        children = []
+        for core in options.cores:
+            command = [sys.executable, str(HERE / "control.py"), str(core)]
+            children.append(stack.enter_context(_contestant(f"control of core {core}", command)))
+        for child in children:
+            child.go_on()
+        yield Steady(CoreControls(children), options.patience)
 
 
 @contextlib.contextmanager
@@ -236,10 +252,9 @@ def measure(options: argparse.Namespace, model: str, steady: Steady, runs: Runs)
             if name not in children:
                 children[name] = stack.enter_context(_contestant(name, started[name]))
             for index in range(options.warmup):
-                children[name].run(job.message(f"warm-up/{index}"))
-                steady.look()
+                steady.watch(partial(children[name].run, job.message(f"warm-up/{index}")))
         if "planned" in options.only:
-            runs.best_fixed = _best_fixed_sizes(children[OURS])
+            runs.best_fixed = _best_fixed_sizes(children[OURS], steady)
             pairs += [(OURS, Job(isl, fixed=size)) for isl, size in runs.best_fixed.items()]
         for index in range(options.rounds if pairs else 0):
             print(f"round {index + 1} of {options.rounds}; {steady}", file=sys.stderr)
@@ -255,21 +270,21 @@ def measure_starts(options: argparse.Namespace, model: str, steady: Steady, runs
     for index in range(options.rounds):
         print(f"start {index + 1} of {options.rounds}", file=sys.stderr)
         for name, command in _starts(options, model).items():
-            steady.look()
             runs.starts.setdefault(name, []).append(steady.run(partial(first_output, command)))
 
 
-def _best_fixed_sizes(ours: Contestant) -> dict[int, int]:
-    """For each length the fixed chunk size with the best of two runs, apart from the runs that count."""
-    best = {}
-    for isl in PLANNED_LENGTHS:
-        ttfts = {
-            size: min(ours.run(Job(isl, fixed=size).message(f"choose/{n}"))["ttft"] for n in range(2))
-            for size in FIXED_SIZES
-            if size < isl
-        }
-        best[isl] = min(ttfts, key=lambda size: ttfts[size])
-    return best
+def _best_fixed_sizes(ours: Contestant, steady: Steady) -> dict[int, int]:
+    """For each length the fixed chunk size with the best of some runs, in turn, apart from the runs that count."""
+    jobs = [Job(isl, fixed=size) for isl in PLANNED_LENGTHS for size in FIXED_SIZES if size < isl]
+    ttfts = dict.fromkeys(jobs, float("inf"))
+    for index in range(CHOICES):
+        for job in jobs:
+            answer = steady.watch(partial(ours.run, job.message(f"choose/{index}")))
+            ttfts[job] = min(ttfts[job], answer["ttft"])
+    found = {}
+    for job in sorted(jobs, key=lambda job: ttfts[job], reverse=True):
+        found[job.isl] = job.fixed or 0
+    return found
 
 
 def _starts(options: argparse.Namespace, model: str) -> dict[str, list[str]]:

@@ -54,6 +54,13 @@ def ours(**figures: float | None) -> dict[str, Any]:
     return {"ttft": 4.0, "efficiency": 0.95, "over_bound": 1.01, "driver_cpu": 0.03, "tokens_s": 500.0} | figures
 
 
+class Still:
+    """The control of a machine that is the same all the time."""
+
+    def seconds(self) -> float:
+        return 1.0
+
+
 @pytest.fixture
 def runs() -> Runs:
     answers = {
@@ -123,7 +130,7 @@ def test_what_is_missing_is_said_and_a_void_call_has_a_code_of_its_own(
         ([1.0, 1.0, 2.0], None, 3, "VOID"),
         ([1.0, 1.01], broken, 1, "actorpp, 2 stages"),
     ):
-        steady = Steady(lambda: 1.0, 0.0)
+        steady = Steady(Still(), 0.0)
         steady.control_s = control
         monkeypatch.setattr(peers, "control", lambda options, steady=steady: contextlib.nullcontext(steady))
         save = tmp_path / "r.json"
@@ -153,7 +160,30 @@ def test_starts_are_measured_when_the_others_have_left(monkeypatch: pytest.Monke
     monkeypatch.setattr(peers, "_contestant", contestant)
     monkeypatch.setattr(peers, "first_output", first_output)
     options, runs = peers.parse(["--only", "ttft", "start", "--rounds", "2"]), Runs()
-    peers.measure(options, "folder", Steady(lambda: 1.0, 0.0), runs)
+    peers.measure(options, "folder", Steady(Still(), 0.0), runs)
     assert runs.values(TRANSFORMERS, LONG, "ttft") == [1.0, 1.0]
     assert runs.starts == {OURS: [2.0, 2.0]}
     assert starts == [[], []]
+
+
+def test_the_control_runs_beside_what_is_measured() -> None:
+    core = min(os.sched_getaffinity(0))
+    with peers.control(peers.parse(["--cores", str(core), str(core), "--patience", "0"])) as steady:
+        assert steady.run(lambda: "measured") == "measured"
+        assert steady.run(lambda: "again") == "again"
+    first, second = steady.control_s
+    assert 0 < min(first, second) <= max(first, second) < 1.0
+
+
+def test_the_best_fixed_size_is_the_one_with_the_best_of_several_runs() -> None:
+    best, calls = {1000: 512, 4000: 256, 8000: 2048}, []
+
+    def run(message: dict[str, Any]) -> dict[str, Any]:
+        calls.append(message)
+        isl, size = message["isl"], message["fixed"]
+        lucky = message["seed"] == "choose/1"
+        return {"ttft": 1.0 if lucky and size == best[isl] else 2.0}
+
+    child: Any = SimpleNamespace(run=run)
+    assert peers._best_fixed_sizes(child, Steady(Still(), 0.0)) == best
+    assert len(calls) == peers.CHOICES * (2 + 4 + 4)
