@@ -261,6 +261,12 @@ def measure(options: argparse.Namespace, model: str, steady: Steady, runs: Runs)
             for name, job in pairs:
                 answer = steady.run(partial(children[name].run, job.message(f"{index}")))
                 runs.answers.setdefault((name, job), []).append(answer)
+        while pairs and (index := steady.outdated()) is not None:
+            round_index, place = divmod(index, len(pairs))
+            name, job = pairs[place]
+            print(f"round {round_index + 1} again: {name}, ISL {job.isl}; {steady}", file=sys.stderr)
+            if (answer := steady.run_again(index, partial(children[name].run, job.message("again")))) is not None:
+                runs.answers[name, job][round_index] = answer
     if "start" in options.only:
         measure_starts(options, model, steady, runs)
 

@@ -56,12 +56,35 @@ class Steady:
         while True:
             begin = time.perf_counter()
             result = self.watch(measurement)
-            took = self._seen_s[-1]
-            if took <= (1 + MAX_DRIFT) * self._usual_s or self._patience_s <= 0:
-                self.control_s.append(took)
+            if self._patience_s <= 0 or self._was_usual(begin):
+                self.control_s.append(self._seen_s[-1])
                 return result
-            self.repeated += 1
-            self._patience_s -= time.perf_counter() - begin
+
+    def outdated(self) -> int | None:
+        """Which measurement no longer counts, as the machine was faster in most of the others; None: no more of them,
+        or no patience."""
+        if self._patience_s <= 0 or self.drift <= MAX_DRIFT:
+            return None
+        return max(range(len(self.control_s)), key=self.control_s.__getitem__)
+
+    def run_again(self, index: int, measurement: Callable[[], Result]) -> Result | None:
+        """A result to take the place of this one's; None when patience ends before the machine is as usual."""
+        self.repeated += 1
+        while self._patience_s > 0:
+            begin = time.perf_counter()
+            result = self.watch(measurement)
+            if self._was_usual(begin):
+                self.control_s[index] = self._seen_s[-1]
+                return result
+        return None
+
+    def _was_usual(self, begin: float) -> bool:
+        """Whether the last measurement counts; if not, the time since its begin took patience."""
+        if self._seen_s[-1] <= (1 + MAX_DRIFT) * self._usual_s:
+            return True
+        self.repeated += 1
+        self._patience_s -= time.perf_counter() - begin
+        return False
 
     @property
     def drift(self) -> float:

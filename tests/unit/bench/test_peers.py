@@ -187,3 +187,28 @@ def test_the_best_fixed_size_is_the_one_with_the_best_of_several_runs() -> None:
     child: Any = SimpleNamespace(run=run)
     assert peers._best_fixed_sizes(child, Steady(Still(), 0.0)) == best
     assert len(calls) == peers.CHOICES * (2 + 4 + 4)
+
+
+def test_what_was_measured_in_a_slower_time_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Faster:
+        """A machine that is faster from the fifth measurement on: one of the warm-up, four that count."""
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def seconds(self) -> float:
+            self.asked += 1
+            return 1.0 if self.asked <= 4 else 0.9
+
+    values = iter(range(100))
+
+    @contextlib.contextmanager
+    def contestant(name: str, command: list[str]) -> Iterator[Any]:
+        yield SimpleNamespace(run=lambda job: {"ttft": next(values)})
+
+    monkeypatch.setattr(peers, "_contestant", contestant)
+    options, runs = peers.parse(["--only", "driver", "--rounds", "4"]), Runs()
+    steady = Steady(Faster(), 100.0)
+    peers.measure(options, "folder", steady, runs)
+    assert runs.values(OURS, LONG, "ttft") == [5, 2, 3, 4]
+    assert steady.control_s == [0.9] * 4

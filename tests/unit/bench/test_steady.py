@@ -83,3 +83,22 @@ def test_a_machine_that_becomes_faster_is_not_measured_at_its_old_speed() -> Non
     found, machine = warmed(100.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.9, 0.97, 0.9)
     assert list(runs(found, machine, 3)) == [1, 2, 4]
     assert found.drift == 0
+
+
+def test_what_counted_before_the_machine_became_faster_is_measured_again() -> None:
+    found, machine = warmed(100.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.9, 0.9, 1.0, 0.91)
+    assert list(runs(found, machine, 4)) == [1, 2, 3, 4]
+    assert found.outdated() == 0
+    assert found.run_again(0, machine.measure) == 6
+    assert found.control_s == [0.91, 0.9, 0.9, 0.9]
+    assert found.outdated() is None
+    assert found.repeated == 2
+
+
+def test_patience_ends_for_what_is_measured_again_too() -> None:
+    found, machine = warmed(2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.9, *[1.0] * 10)
+    assert list(runs(found, machine, 3)) == [1, 2, 3]
+    assert found.outdated() == 0
+    assert found.run_again(0, machine.measure) is None
+    assert found.outdated() is None
+    assert "VOID" in str(found)
