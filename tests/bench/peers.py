@@ -5,10 +5,10 @@
 Every contestant is a process of its own that stands still (SIGSTOP) while another one works. Beside it runs the
 control, on every core: small matrix products, 1% of the time. A round measures each contestant once. A measurement
 counts when the control took no more than 5% longer meanwhile than is usual; another is made again as long as
-``--patience`` lasts. When it took more than 5% longer than the median in the slowest measurement that counts, the
-machine was not the same all the time, and the call is void (exit code 3). ``--only`` and ``--peers`` choose what is
-measured, so that a call takes minutes; starts are measured last, when the other contestants have left their memory.
-vLLM is installed in an environment of its own: docs/performance.md says how.
+``--patience`` lasts. A round in which it took more than 5% longer than the median is left out if five others remain;
+else the machine was not the same all the time, and the call is void (exit code 3). ``--only`` and ``--peers`` choose
+what is measured, so that a call takes minutes; starts are measured last, when the other contestants have left their
+memory. vLLM is installed in an environment of its own: docs/performance.md says how.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ HERE = Path(__file__).parent / "contestants"
 PROMPT = "The capital of France is"
 FIXED_SIZES = (256, 512, 1024, 2048)
 PLANNED_LENGTHS = (1000, 4000, 8000)
+MIN_ROUNDS = 5  # that medians are of
 CHOICES = 3  # runs of each fixed size to choose one by
 
 OURS, OURS_ONE = "actorpp, 2 stages", "actorpp, 1 stage of 1 thread"
@@ -267,8 +268,20 @@ def measure(options: argparse.Namespace, model: str, steady: Steady, runs: Runs)
             print(f"round {round_index + 1} again: {name}, ISL {job.isl}; {steady}", file=sys.stderr)
             if (answer := steady.run_again(index, partial(children[name].run, job.message("again")))) is not None:
                 runs.answers[name, job][round_index] = answer
+        leave_out_slow_rounds(len(pairs), steady, runs)
     if "start" in options.only:
         measure_starts(options, model, steady, runs)
+
+
+def leave_out_slow_rounds(pairs: int, steady: Steady, runs: Runs) -> None:
+    """Rounds with a measurement that would make the call void do not count, if there are enough others."""
+    while slow := {index // pairs for index in steady.slow()}:
+        rounds = len(steady.control_s) // pairs
+        if rounds - len(slow) < MIN_ROUNDS:
+            return
+        steady.leave_out({index for index in range(rounds * pairs) if index // pairs in slow})
+        for answers in runs.answers.values():
+            answers[:] = [answer for index, answer in enumerate(answers) if index not in slow]
 
 
 def measure_starts(options: argparse.Namespace, model: str, steady: Steady, runs: Runs) -> None:
@@ -327,7 +340,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="checkpoint folder (default: the embedded model)")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (default 5); more, and slow ones can be left out")
     parser.add_argument("--warmup", type=int, default=1, help="runs of each before them (default 1)")
     parser.add_argument("--patience", type=float, default=900, help="seconds to wait and repeat in all (default 900)")
     parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES), help="figures (default: all)")
@@ -358,7 +371,8 @@ def main(arguments: list[str] | None = None) -> int:
         except ContestantFailed as error:
             print(error, file=sys.stderr)
             failed = True
-    print(f"{before['cpu']}, cores {options.cores}, load average before {before['load']:.1f}; {options.rounds} rounds")
+    rounds = max((len(answers) for answers in runs.answers.values()), default=options.rounds)
+    print(f"{before['cpu']}, cores {options.cores}, load average before {before['load']:.1f}; {rounds} rounds")
     print("\n".join(lines([row for name in options.only for row in FIGURES[name][0](runs)])))
     print(steady)
     if options.save_result is not None:

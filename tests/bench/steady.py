@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 
 MAX_DRIFT = 0.05
@@ -34,7 +34,7 @@ class Steady:
 
     Attributes:
         control_s: What the control took during the measurements that count.
-        repeated: Measurements that did not.
+        left_out: Measurements that did not.
     """
 
     def __init__(self, control: Control, patience_s: float) -> None:
@@ -42,7 +42,7 @@ class Steady:
         self._patience_s = patience_s
         self._seen_s: list[float] = []
         self.control_s: list[float] = []
-        self.repeated = 0
+        self.left_out = 0
 
     def watch(self, measurement: Callable[[], Result]) -> Result:
         """Its result, whatever the machine did: a warm-up, from which is learned what is usual."""
@@ -63,13 +63,11 @@ class Steady:
     def outdated(self) -> int | None:
         """Which measurement no longer counts, as the machine was faster in most of the others; None: no more of them,
         or no patience."""
-        if self._patience_s <= 0 or self.drift <= MAX_DRIFT:
-            return None
-        return max(range(len(self.control_s)), key=self.control_s.__getitem__)
+        return max(self.slow(), key=self.control_s.__getitem__, default=None) if self._patience_s > 0 else None
 
     def run_again(self, index: int, measurement: Callable[[], Result]) -> Result | None:
         """A result to take the place of this one's; None when patience ends before the machine is as usual."""
-        self.repeated += 1
+        self.left_out += 1
         while self._patience_s > 0:
             begin = time.perf_counter()
             result = self.watch(measurement)
@@ -78,11 +76,21 @@ class Steady:
                 return result
         return None
 
+    def slow(self) -> list[int]:
+        """Which measurements make the call void: the control took too much longer than in most of the others."""
+        most = (1 + MAX_DRIFT) * statistics.median(self.control_s)
+        return [index for index, took in enumerate(self.control_s) if took > most]
+
+    def leave_out(self, indices: Collection[int]) -> None:
+        """These do not count after all."""
+        self.control_s = [took for index, took in enumerate(self.control_s) if index not in indices]
+        self.left_out += len(indices)
+
     def _was_usual(self, begin: float) -> bool:
         """Whether the last measurement counts; if not, the time since its begin took patience."""
         if self._seen_s[-1] <= (1 + MAX_DRIFT) * self._usual_s:
             return True
-        self.repeated += 1
+        self.left_out += 1
         self._patience_s -= time.perf_counter() - begin
         return False
 
@@ -98,7 +106,7 @@ class Steady:
             return f"control: usually {1e3 * self._usual_s:.3f} ms"
         verdict = "steady enough" if self.drift <= MAX_DRIFT else "VOID: the machine was not the same all the time"
         found = f"control: median {1e3 * statistics.median(self.control_s):.3f} ms, slowest {100 * self.drift:+.1f}%"
-        return f"{found}, {self.repeated} measurements repeated: {verdict}"
+        return f"{found}, {self.left_out} measurements left out: {verdict}"
 
     @property
     def _usual_s(self) -> float:

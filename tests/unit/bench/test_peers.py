@@ -212,3 +212,22 @@ def test_what_was_measured_in_a_slower_time_is_replaced(monkeypatch: pytest.Monk
     peers.measure(options, "folder", steady, runs)
     assert runs.values(OURS, LONG, "ttft") == [5, 2, 3, 4]
     assert steady.control_s == [0.9] * 4
+
+
+def test_a_slow_round_is_left_out_when_enough_others_remain() -> None:
+    def measured(*control_s: float) -> tuple[Steady, Runs]:
+        steady = Steady(Still(), 0.0)
+        steady.control_s = list(control_s)
+        values = [{"ttft": float(index)} for index in range(6)]
+        runs = Runs({(OURS, LONG): list(values), (TRANSFORMERS, LONG): list(values)})
+        peers.leave_out_slow_rounds(2, steady, runs)
+        return steady, runs
+
+    steady, runs = measured(*[1.0] * 4, 1.0, 1.1, *[1.0] * 6)
+    for who in (OURS, TRANSFORMERS):
+        assert runs.values(who, LONG, "ttft") == [0.0, 1.0, 3.0, 4.0, 5.0]
+    assert steady.control_s == [1.0] * 10
+    assert steady.left_out == 2
+    steady, runs = measured(*[1.0] * 4, 1.0, 1.1, 1.1, *[1.0] * 5)
+    assert len(runs.values(OURS, LONG, "ttft")) == 6
+    assert "VOID" in str(steady)

@@ -50,7 +50,7 @@ def test_what_a_slow_machine_slowed_down_is_measured_again() -> None:
     found, machine = warmed(100.0, 1.0, 1.0, 1.0, 1.0, 1.6, 1.04, 1.5, 1.5, 1.01)
     assert list(runs(found, machine, 2)) == [2, 5]
     assert found.control_s == [1.04, 1.01]
-    assert found.repeated == 3
+    assert found.left_out == 3
     assert "steady enough" in str(found)
 
 
@@ -92,7 +92,7 @@ def test_what_counted_before_the_machine_became_faster_is_measured_again() -> No
     assert found.run_again(0, machine.measure) == 6
     assert found.control_s == [0.91, 0.9, 0.9, 0.9]
     assert found.outdated() is None
-    assert found.repeated == 2
+    assert found.left_out == 2
 
 
 def test_patience_ends_for_what_is_measured_again_too() -> None:
