@@ -3,7 +3,7 @@
     python -m tests.bench.peers --vllm-python /path/to/venv/bin/python
 
 Every contestant is a process of its own that stands still (SIGSTOP) while another one works. Beside it runs the
-control, on every core: small matrix products, 1% of the time. A round measures each contestant once. A measurement
+control, on every core: small matrix products, 2% of the time. A round measures each contestant once. A measurement
 counts when the control took no more than 5% longer meanwhile than is usual; another is made again as long as
 ``--patience`` lasts. A round in which it took more than 5% longer than the median is left out if five others remain;
 else the machine was not the same all the time, and the call is void (exit code 3). ``--only`` and ``--peers`` choose
