@@ -47,7 +47,8 @@ class Contestant:
         self._child.wait()
         for stream in (self._child.stdin, self._child.stdout, self._errors):
             if stream is not None:
-                stream.close()
+                with contextlib.suppress(BrokenPipeError):  # a job that it did not live to read
+                    stream.close()
 
     def ready(self) -> None:
         """Wait for its first line, then let it stand still. Raises ContestantFailed."""
@@ -65,8 +66,9 @@ class Contestant:
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
         """Its figures of one job, while it does not stand still. Raises ContestantFailed."""
         assert self._child.stdin is not None
-        self._child.stdin.write(json.dumps(job) + "\n")
-        self._child.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended: there is no answer to read
+            self._child.stdin.write(json.dumps(job) + "\n")
+            self._child.stdin.flush()
         return self._read()
 
     def go_on(self) -> None:

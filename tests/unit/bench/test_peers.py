@@ -40,6 +40,12 @@ def test_a_contestant_answers_and_stands_still_between_its_turns() -> None:
         with pytest.raises(ContestantFailed, match=r"(?s)echo ended with 1:.*no room"):
             child.run({"fail": True})
     assert not process.is_running()
+    with Contestant("echo", [sys.executable, "-c", ECHO]) as child:
+        child.ready()
+        child._child.kill()
+        child._child.wait()
+        with pytest.raises(ContestantFailed, match="echo ended with -9"):
+            child.run({"a": 1})
 
 
 def test_first_output_waits_for_the_marked_line() -> None:
