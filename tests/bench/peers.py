@@ -246,7 +246,20 @@ def measure(options: argparse.Namespace, model: str, steady: Steady, runs: Runs)
     """Add to ``runs`` every job of the figures asked for, once in each round. Raises ContestantFailed."""
     started = commands(options, model)
     wanted = dict.fromkeys(pair for name in options.only for pair in FIGURES[name][1])
-    pairs = [(name, job) for who, job in wanted for name in started if name.startswith(who)]
+    if pairs := [(name, job) for who, job in wanted for name in started if name.startswith(who)]:
+        measure_rounds(options, started, pairs, steady, runs)
+    if "start" in options.only:
+        measure_starts(options, model, steady, runs)
+
+
+def measure_rounds(
+    options: argparse.Namespace,
+    started: dict[str, list[str]],
+    pairs: list[tuple[str, Job]],
+    steady: Steady,
+    runs: Runs,
+) -> None:
+    """Add the answers of these contestants to these jobs, once in each round. Raises ContestantFailed."""
     with contextlib.ExitStack() as stack:
         children = dict[str, Contestant]()
         for name, job in pairs:
@@ -256,21 +269,19 @@ def measure(options: argparse.Namespace, model: str, steady: Steady, runs: Runs)
                 steady.watch(partial(children[name].run, job.message(f"warm-up/{index}")))
         if "planned" in options.only:
             runs.best_fixed = _best_fixed_sizes(children[OURS], steady)
-            pairs += [(OURS, Job(isl, fixed=size)) for isl, size in runs.best_fixed.items()]
-        for index in range(options.rounds if pairs else 0):
+            pairs = [*pairs, *((OURS, Job(isl, fixed=size)) for isl, size in runs.best_fixed.items())]
+        for index in range(options.rounds):
             print(f"round {index + 1} of {options.rounds}; {steady}", file=sys.stderr)
             for name, job in pairs:
                 answer = steady.run(partial(children[name].run, job.message(f"{index}")))
                 runs.answers.setdefault((name, job), []).append(answer)
-        while pairs and (index := steady.outdated()) is not None:
+        while (index := steady.outdated()) is not None:
             round_index, place = divmod(index, len(pairs))
             name, job = pairs[place]
             print(f"round {round_index + 1} again: {name}, ISL {job.isl}; {steady}", file=sys.stderr)
             if (answer := steady.run_again(index, partial(children[name].run, job.message("again")))) is not None:
                 runs.answers[name, job][round_index] = answer
         leave_out_slow_rounds(len(pairs), steady, runs)
-    if "start" in options.only:
-        measure_starts(options, model, steady, runs)
 
 
 def leave_out_slow_rounds(pairs: int, steady: Steady, runs: Runs) -> None:

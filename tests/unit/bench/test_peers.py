@@ -165,11 +165,14 @@ def test_starts_are_measured_when_the_others_have_left(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(peers, "_contestant", contestant)
     monkeypatch.setattr(peers, "first_output", first_output)
+    options, runs = peers.parse(["--only", "start", "--rounds", "2"]), Runs()
+    peers.measure(options, "folder", Steady(Still(), 0.0), runs)
+    assert runs.starts == {OURS: [2.0, 2.0]}
     options, runs = peers.parse(["--only", "ttft", "start", "--rounds", "2"]), Runs()
     peers.measure(options, "folder", Steady(Still(), 0.0), runs)
     assert runs.values(TRANSFORMERS, LONG, "ttft") == [1.0, 1.0]
     assert runs.starts == {OURS: [2.0, 2.0]}
-    assert starts == [[], []]
+    assert starts == [[]] * 4
 
 
 def test_the_control_runs_beside_what_is_measured() -> None:
