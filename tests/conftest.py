@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from actorpp.stages.checkpoint import resolve
 from actorpp.testing import no_leaks
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors gain nothing from more; who needs them, asks for them
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so do its children
 
 settings.register_profile("repeatable", derandomize=True, database=None)
 settings.load_profile("repeatable")

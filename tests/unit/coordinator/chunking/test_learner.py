@@ -122,8 +122,8 @@ def test_times_that_scatter_are_predicted_in_the_mean(seed: int) -> None:
     generator = random.Random(seed)
     learner, ratios = taught(COUNTED, []), []
     for history, tokens in GRID * 40:
-        factor = generator.lognormvariate(-0.045, 0.3)  # 1 in the mean
-        learner.add(sample(TRUE, history, tokens, factor=factor))
+        times = [t * generator.lognormvariate(-0.045, 0.3) for t in TRUE.times(history, tokens)]  # as TRUE in the mean
+        learner.add(StageSample(history, tokens, False, tuple(times)))
         ratios += [mean(learner.model.times(*size)) / mean(TRUE.times(*size)) for size in GRID]
     assert mean(ratios[len(GRID) * 40 :]) == pytest.approx(1.0, rel=0.1)
 
