@@ -72,6 +72,24 @@ def test_tokens_do_not_depend_on_stages_depth_or_network(
     run(main, seed=seed)
 
 
+def test_a_request_is_computed_though_the_one_that_came_with_it_has_ended() -> None:
+    async def main() -> None:
+        async with ActorSystem() as system:
+            pipeline = SimulatedPipeline(
+                system, FakeNetwork(), stages=2, depth=1, lookahead=1, chunk=64, running=4, pages=60
+            )
+            await pipeline.open()
+            kept, ended = pipeline.submit(prompt(100), 3), pipeline.submit(prompt(50), 3)
+            pipeline.abort(ended)  # overtakes both
+            await pipeline.finish()
+            assert tuple(kept.ids) == expected_ids(prompt(100), 3)
+            assert not ended.ids
+            for session in pipeline.sessions:
+                await system.kill(session)
+
+    run(main)
+
+
 def test_chunks_of_one_prompt_are_on_all_stages_at_once() -> None:
     computing: list[int] = []
 
