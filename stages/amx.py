@@ -16,7 +16,7 @@ from actorpp.errors import ConfigError
 
 LIBRARY = "actorpp.stages._amx"
 
-INTERFACE = 5
+INTERFACE = 6
 """What this module takes the library's functions to be; the same number stands in ``amx.h``, and both are raised with
 every change of a function."""
 
@@ -34,6 +34,7 @@ class AttentionStep(ctypes.Structure):
         lse: (tokens, heads) float32, or None.
         segments: (num_segments, 4) int64: first token in the packed row, tokens, first run, number of runs.
         runs: (n, 2) int64: first slot, length.
+        group_stride: Between groups of 32 numbers of a query or result: 32 where they lie side by side.
         window: As ``Scoring.window``; 0: none.
         threads: At most.
     """
@@ -51,6 +52,7 @@ class AttentionStep(ctypes.Structure):
         ("kv_heads", ctypes.c_int64),
         ("key_width", ctypes.c_int64),
         ("value_width", ctypes.c_int64),
+        ("group_stride", ctypes.c_int64),
         ("window", ctypes.c_int64),
         ("scaling", ctypes.c_float),
         ("threads", ctypes.c_int32),

@@ -335,7 +335,7 @@ static void begin_group(const Step *step, Group *g, int64_t offset, int past, in
     }
     for (int d = 0; d < step->key_width; d += 32) {
         __m512i r[LANES];
-        for (int lane = 0; lane < LANES; lane++) r[lane] = _mm512_loadu_si512(from[lane] + d);
+        for (int lane = 0; lane < LANES; lane++) r[lane] = _mm512_loadu_si512(from[lane] + d / GROUP * step->group_stride);
         transpose(r);
         for (int pair = 0; pair < 16; pair++) _mm512_store_si512(g->query + d / 32 * TILE + pair * 32, r[pair]);
     }
@@ -360,7 +360,8 @@ static void end_group(const Step *step, const Group *g, int64_t offset, int rows
         for (int i = 0; i < 16; i++)
             r[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(g->out + (d + i) * LANES), inverse));
         transpose(r);
-        for (int lane = 0; lane < lanes; lane++) _mm256_storeu_si256((__m256i *)(to[lane] + d), to_bf16(r[lane]));
+        int64_t at = d / GROUP * step->group_stride + d % GROUP;
+        for (int lane = 0; lane < lanes; lane++) _mm256_storeu_si256((__m256i *)(to[lane] + at), to_bf16(r[lane]));
     }
 }
 

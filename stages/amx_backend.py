@@ -41,6 +41,7 @@ class AmxBackend(FlashBackend):
             kv_heads=kv.keys.shape[0],
             key_width=widths[0],
             value_width=widths[1],
+            group_stride=32,
             window=scoring.window or 0,
             scaling=scoring.scaling,
             threads=torch.get_num_threads(),

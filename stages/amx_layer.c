@@ -35,32 +35,43 @@ typedef struct {
     int32_t threads;
 } Batch;
 
-static void multiply(const Batch *batch, const Linear *linear, const bf16 *input, const bf16 *other, bf16 *out,
-                     int gated) {
-    actorpp_amx_linear(linear, input, other, out, batch->rows, gated, batch->threads);
+static void multiply(const Batch *batch, const Linear *linear, Rows input, Rows other, Rows out, int gated) {
+    actorpp_multiply(linear, input, other, out, batch->rows, gated, batch->threads);
 }
 
-static void normalise(const Batch *batch, const Norm *norm, const bf16 *x, bf16 *out, int64_t n) {
-    actorpp_rms_norm(x, norm->weight, out, batch->rows, n, norm->epsilon);
+static void normalise(const Batch *batch, const Norm *norm, Rows x, Rows out, int64_t n) {
+    actorpp_normalise(x, norm->weight, out, batch->rows, n, norm->epsilon);
 }
 
-static void file(const Batch *batch, const Layer *layer, const Side *side, const bf16 *from) {
-    enum { SIZE = sizeof(bf16) };
-    actorpp_file((char *)side->data, (const char *)from, batch->slots, batch->rows, layer->kv_heads,
-                 layer->width * SIZE, side->head_stride * SIZE, layer->width * SIZE, layer->project.out_features * SIZE);
+/* File keys or values, which are from that number of the rows on. */
+static void file(const Batch *batch, const Layer *layer, const Side *side, const Rows *rows, int64_t from) {
+    for (int64_t head = 0; head < layer->kv_heads; head++)
+        for (int64_t i = 0; i < layer->width; i += GROUP) {
+            bf16 *to = side->data + head * side->head_stride + i;
+            const bf16 *group = at(rows, 0, from + head * layer->width + i);
+            for (int64_t row = 0; row < batch->rows; row++)
+                memcpy(to + batch->slots[row] * side->token_stride, group + row * rows->row_stride, GROUP * sizeof *to);
+        }
 }
 
-/* hidden and out may be the same. Returns whether there was memory. */
-static int compute(const Layer *layer, const Batch *batch, const bf16 *hidden, bf16 *scratch, bf16 *out) {
-    int64_t hidden_size = layer->project.in_features, row_size = layer->project.out_features;
-    int64_t queries = layer->heads * layer->width, keys = layer->kv_heads * layer->width;
-    bf16 *normed = scratch, *heads = normed + batch->rows * hidden_size, *attended = heads + batch->rows * row_size;
-    bf16 *gated = attended + batch->rows * queries;
+static void copy(Rows to, Rows from, int64_t rows, int64_t n) {
+    for (int64_t i = 0; i < n; i += GROUP)
+        for (int64_t row = 0; row < rows; row++) memcpy(at(&to, row, i), at(&from, row, i), GROUP * sizeof *to.data);
+}
+
+/* Compute a layer in place. Returns whether there was memory. */
+static int compute(const Layer *layer, const Batch *batch, Rows hidden, bf16 *scratch) {
+    int64_t rows = batch->rows, hidden_size = layer->project.in_features, queries = layer->output.in_features;
+    Rows normed = group_by_group(scratch, rows), none = {NULL, 0, 0};
+    Rows heads = group_by_group(normed.data + rows * hidden_size, rows);
+    Rows attended = group_by_group(heads.data + rows * layer->project.out_features, rows);
+    Rows gated = group_by_group(attended.data + rows * queries, rows);
+    int64_t group = heads.group_stride, of_head = layer->width / GROUP * group;
     Step step = {
-        .query = {heads, layer->width, row_size},
+        .query = {heads.data, of_head, GROUP},
         .key = layer->key,
         .value = layer->value,
-        .out = {attended, layer->width, queries},
+        .out = {attended.data, of_head, GROUP},
         .segments = batch->segments,
         .runs = batch->runs,
         .num_segments = batch->num_segments,
@@ -68,29 +79,35 @@ static int compute(const Layer *layer, const Batch *batch, const bf16 *hidden, b
         .kv_heads = layer->kv_heads,
         .key_width = layer->width,
         .value_width = layer->width,
+        .group_stride = group,
         .window = layer->window,
         .scaling = layer->scaling,
         .threads = batch->threads,
     };
     normalise(batch, &layer->before_attention, hidden, normed, hidden_size);
-    multiply(batch, &layer->project, normed, NULL, heads, 0);
-    actorpp_rotate(heads, batch->cos, batch->sin, batch->rows, row_size, layer->heads + layer->kv_heads, layer->width);
-    file(batch, layer, &layer->key, heads + queries);
-    file(batch, layer, &layer->value, heads + queries + keys);
+    multiply(batch, &layer->project, normed, none, heads, 0);
+    actorpp_turn(heads, batch->cos, batch->sin, rows, layer->heads + layer->kv_heads, layer->width);
+    file(batch, layer, &layer->key, &heads, queries);
+    file(batch, layer, &layer->value, &heads, queries + layer->kv_heads * layer->width);
     if (actorpp_amx_attend(&step)) return 0;
-    multiply(batch, &layer->output, attended, hidden, out, 0);
-    normalise(batch, &layer->before_mlp, out, normed, hidden_size);
-    multiply(batch, &layer->gated, normed, NULL, gated, 1);
-    multiply(batch, &layer->down, gated, out, out, 0);
+    multiply(batch, &layer->output, attended, hidden, hidden, 0);
+    normalise(batch, &layer->before_mlp, hidden, normed, hidden_size);
+    multiply(batch, &layer->gated, normed, none, gated, 1);
+    multiply(batch, &layer->down, gated, hidden, hidden, 0);
     return 1;
 }
 
-/* Compute the layers in turn. hidden, out: (rows, hidden_size). scratch: for each row as many numbers as project, output
-   and down of a layer have inputs and project has outputs. Returns 0, or 1 when there is no memory. */
+/* Compute the layers in turn. hidden, out: (rows, hidden_size). scratch: for each row twice as many numbers as
+   hidden_size, and as many as project of a layer has outputs and its output and down have inputs. Returns 0, or 1 when
+   there is no memory. */
 int actorpp_amx_layers(const Layer *layers, int64_t count, const Batch *batch, const bf16 *hidden, bf16 *scratch,
                        bf16 *out) {
+    int64_t n = layers->project.in_features;
+    Rows between = group_by_group(scratch, batch->rows);
+    copy(between, row_by_row(hidden, n), batch->rows, n);
     for (int64_t i = 0; i < count; i++)
-        if (!compute(&layers[i], batch, i ? out : hidden, scratch, out)) return 1;
+        if (!compute(&layers[i], batch, between, scratch + batch->rows * n)) return 1;
+    copy(row_by_row(out, n), between, batch->rows, n);
     return 0;
 }
 

@@ -31,7 +31,7 @@ class AmxLayers:
         self._layers = (amx.Layer * len(layers))(*layers)
         self._hidden_size: int = layers[0].project.in_features
         self._scratch: int = max(
-            each.project.in_features + each.project.out_features + each.output.in_features + each.down.in_features
+            2 * each.project.in_features + each.project.out_features + each.output.in_features + each.down.in_features
             for each in layers
         )
         self._keys: torch.Tensor | None = None

@@ -21,7 +21,7 @@ enum {
     PANEL = 32,          /* output features of a panel, input features of a tile */
     BLOCK = 32,          /* rows of a block: two tiles */
     PAIR = 2 * TILE,     /* numbers of a panel's two tiles */
-    ROW_BYTES = 1 << 20, /* of the rows that are multiplied with a panel: they stay in the second cache */
+    ROW_BYTES = 1 << 20, /* at most, of the rows that are multiplied with a panel: they stay in the second cache */
     LINE = 32,           /* numbers of a cache line */
     AHEAD = 8192,        /* numbers between what is multiplied and what is fetched where a panel is used once */
     ALONE = 1 << 26,     /* multiplications up to which one thread computes them: starting others costs more */
@@ -32,12 +32,12 @@ typedef enum { PLAIN, PLUS, GATED } Finish;
 
 /* The part of a layer's outputs that a thread computes. */
 typedef struct {
-    const bf16 *input;  /* (rows, in_features) */
+    Rows input;         /* of in_features */
     const bf16 *weight; /* panels */
     const bf16 *bias;   /* (out_features), or NULL */
-    const bf16 *other;  /* (rows, out_features), or NULL: added to the product */
-    bf16 *out;          /* (rows, out_features); gated: half as many features */
-    int64_t rows, in_features, out_features, first_panel, end_panel;
+    Rows other;         /* of out_features: added to the product */
+    Rows out;           /* of out_features; gated: of half as many */
+    int64_t rows, in_features, first_panel, end_panel;
     Finish finish;
 } Part;
 
@@ -56,22 +56,24 @@ INLINE __m512 silu(__m512 x) {
 /* Write the results of one row of a block. */
 INLINE void finish_row(const Part *p, Finish finish, const Block *block, int row) {
     __m512 low = _mm512_load_ps(block->sums + row * PANEL), high = _mm512_load_ps(block->sums + row * PANEL + LANES);
-    int64_t column = block->panel * PANEL, at = (block->row + row) * p->out_features + column;
+    int64_t column = block->panel * PANEL;
+    bf16 *to = at(&p->out, block->row + row, finish == GATED ? column / 2 : column);
     if (p->bias) {
         low = _mm512_add_ps(low, load(p->bias + column));
         high = _mm512_add_ps(high, load(p->bias + column + LANES));
     }
     if (finish == GATED) {
         __m256bh gated = _mm512_cvtneps_pbh(_mm512_mul_ps(silu(low), high));
-        memcpy(p->out + at / 2, &gated, sizeof gated);
+        memcpy(to, &gated, sizeof gated);
         return;
     }
     if (finish == PLUS) {
-        low = _mm512_add_ps(low, load(p->other + at));
-        high = _mm512_add_ps(high, load(p->other + at + LANES));
+        const bf16 *other = at(&p->other, block->row + row, column);
+        low = _mm512_add_ps(low, load(other));
+        high = _mm512_add_ps(high, load(other + LANES));
     }
     __m512bh both = _mm512_cvtne2ps_pbh(high, low);
-    memcpy(p->out + at, &both, sizeof both);
+    memcpy(to, &both, sizeof both);
 }
 
 /* Sum up a block of more than 16 rows (tall) or up to so many. Meanwhile finish the one before, and fetch so many lines
@@ -80,7 +82,8 @@ INLINE void sum_up(const Part *p, Finish finish, Block *block, int tall, const B
                    int lines) {
     int64_t n = p->in_features, steps = n / PANEL;
     const bf16 *weight = p->weight + block->panel * PANEL * n;
-    const bf16 *upper = p->input + block->row * n, *lower = upper + LANES * n;
+    const bf16 *upper = at(&p->input, block->row, 0), *lower = at(&p->input, block->row + LANES, 0);
+    int64_t group = p->input.group_stride, row_bytes = p->input.row_stride * (int64_t)sizeof(bf16);
     int finished = 0, in_step = (int)((BLOCK + steps - 1) / steps);
     _tile_zero(0);
     _tile_zero(1);
@@ -88,15 +91,15 @@ INLINE void sum_up(const Part *p, Finish finish, Block *block, int tall, const B
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int64_t i = 0; i < steps; i++, weight += PAIR, upper += PANEL, lower += PANEL) {
+    for (int64_t i = 0; i < steps; i++, weight += PAIR, upper += group, lower += group) {
         for (int line = 0; line < lines; line++, ahead += LINE) _mm_prefetch(ahead, _MM_HINT_T1);
-        _tile_stream_loadd(4, upper, n * 2);
+        _tile_stream_loadd(4, upper, row_bytes);
         _tile_loadd(6, weight, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, weight + TILE, 64);
         _tile_dpbf16ps(1, 4, 7);
         if (tall) {
-            _tile_stream_loadd(5, lower, n * 2);
+            _tile_stream_loadd(5, lower, row_bytes);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
@@ -145,10 +148,12 @@ INLINE void compute_rows(const Part *p, Finish finish, int64_t first, int64_t en
 }
 
 INLINE void compute(const Part *p, Finish finish) {
-    int64_t at_once = ROW_BYTES / 2 / p->in_features / BLOCK * BLOCK;
-    if (at_once < BLOCK) at_once = BLOCK;
-    for (int64_t first = 0; first < p->rows; first += at_once)
-        compute_rows(p, finish, first, first + at_once < p->rows ? first + at_once : p->rows);
+    int64_t blocks = (p->rows + BLOCK - 1) / BLOCK, most = ROW_BYTES / 2 / p->in_features / BLOCK;
+    int64_t times = most > 1 ? (blocks + most - 1) / most : blocks; /* of the same size: a panel for few rows is dear */
+    for (int64_t i = 0; i < times; i++) {
+        int64_t first = blocks * i / times * BLOCK, end = blocks * (i + 1) / times * BLOCK;
+        compute_rows(p, finish, first, end < p->rows ? end : p->rows);
+    }
 }
 
 static void *work(void *part) {
@@ -160,26 +165,32 @@ static void *work(void *part) {
     return NULL;
 }
 
-void actorpp_amx_linear(const Linear *linear, const bf16 *input, const bf16 *other, bf16 *out, int64_t rows,
-                        int32_t gated, int32_t threads) {
+void actorpp_multiply(const Linear *linear, Rows input, Rows other, Rows out, int64_t rows, int gated, int threads) {
     Part parts[MAX_THREADS];
     int64_t n = linear->in_features, panels = linear->out_features / PANEL;
     int64_t count = threads < MAX_THREADS ? threads : MAX_THREADS;
     if (count > panels) count = panels;
     if ((rows > LEAST_ROWS ? rows : LEAST_ROWS) * n * linear->out_features <= ALONE) count = 1;
-    Finish finish = gated ? GATED : other ? PLUS : PLAIN;
+    Finish finish = gated ? GATED : other.data ? PLUS : PLAIN;
     for (int64_t i = 0; i < count; i++) {
         int64_t first = panels * i / count, end = panels * (i + 1) / count;
-        parts[i] = (Part){input, linear->weight, linear->bias, other, out, rows, n, linear->out_features,
-                          first, end, finish};
+        parts[i] = (Part){input, linear->weight, linear->bias, other, out, rows, n, first, end, finish};
     }
     in_threads(work, parts, sizeof *parts, (int)count);
+}
+
+void actorpp_amx_linear(const Linear *linear, const bf16 *input, const bf16 *other, bf16 *out, int64_t rows,
+                        int32_t gated, int32_t threads) {
+    int64_t n = linear->out_features;
+    actorpp_multiply(linear, row_by_row(input, linear->in_features), row_by_row(other, n),
+                     row_by_row(out, gated ? n / 2 : n), rows, gated, threads);
 }
 
 END_OF_TILES
 
 #else
 
+void actorpp_multiply(void) {}
 void actorpp_amx_linear(void) {}
 
 #endif

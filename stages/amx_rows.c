@@ -3,7 +3,7 @@
 
    A decode step has few rows, so that calls cost more than what they compute: each function here stands for a handful
    of torch's. One thread computes all rows; beside the products that is nothing. Arithmetic is in float32, and each
-   result is rounded once, to the nearest even. Pointers are to rows that lie one behind the other unless a stride is given.
+   result is rounded once, to the nearest even. Pointers are to rows that lie one behind the other.
 
    This file knows nothing of Python or torch: stages/amx.py calls it, on CPUs for which actorpp_amx_start returned
    0. */
@@ -13,6 +13,8 @@
 #ifdef TILES
 
 #include <math.h>
+
+enum { BLOCK = 16 }; /* rows that are computed side by side: they stay in the first cache */
 
 INLINE __m512i rounded(__m512 x) {
     __m512i bits = _mm512_castps_si512(x);
@@ -24,33 +26,54 @@ INLINE __m512i rounded(__m512 x) {
 
 INLINE void store(bf16 *to, __m512 x) { _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(rounded(x))); }
 
-void actorpp_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, int64_t n, float epsilon) {
-    for (int64_t row = 0; row < rows; row++, x += n, out += n) {
-        __m512 sum = _mm512_setzero_ps();
-        for (int64_t i = 0; i < n; i += LANES) {
-            __m512 part = load(x + i);
-            sum = _mm512_fmadd_ps(part, part, sum);
+void actorpp_normalise(Rows x, const bf16 *weight, Rows out, int64_t rows, int64_t n, float epsilon) {
+    for (int64_t first = 0; first < rows; first += BLOCK) {
+        int64_t end = first + BLOCK < rows ? first + BLOCK : rows;
+        float scales[BLOCK];
+        for (int64_t row = first; row < end; row++) {
+            __m512 sum = _mm512_setzero_ps();
+            for (int64_t i = 0; i < n; i += LANES) {
+                __m512 part = load(at(&x, row, i));
+                sum = _mm512_fmadd_ps(part, part, sum);
+            }
+            scales[row - first] = 1.0f / sqrtf(_mm512_reduce_add_ps(sum) / (float)n + epsilon);
         }
-        __m512 scale = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(sum) / (float)n + epsilon));
         for (int64_t i = 0; i < n; i += LANES) {
-            __m512i normed = _mm512_slli_epi32(rounded(_mm512_mul_ps(load(x + i), scale)), 16);
-            store(out + i, _mm512_mul_ps(_mm512_castsi512_ps(normed), load(weight + i)));
+            __m512 factor = load(weight + i);
+            for (int64_t row = first; row < end; row++) {
+                __m512 scale = _mm512_set1_ps(scales[row - first]);
+                __m512i normed = _mm512_slli_epi32(rounded(_mm512_mul_ps(load(at(&x, row, i)), scale)), 16);
+                store(at(&out, row, i), _mm512_mul_ps(_mm512_castsi512_ps(normed), factor));
+            }
+        }
+    }
+}
+
+void actorpp_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, int64_t n, float epsilon) {
+    actorpp_normalise(row_by_row(x, n), weight, row_by_row(out, n), rows, n, epsilon);
+}
+
+void actorpp_turn(Rows heads, const bf16 *cos, const bf16 *sin, int64_t rows, int64_t num_heads, int64_t width) {
+    int64_t half = width / 2;
+    for (int64_t first = 0; first < rows; first += BLOCK) {
+        int64_t end = first + BLOCK < rows ? first + BLOCK : rows;
+        for (int64_t head = 0; head < num_heads * width; head += width) {
+            for (int64_t row = first; row < end; row++) {
+                const bf16 *c = cos + row * width, *s = sin + row * width;
+                for (int64_t i = 0; i < half; i += LANES) {
+                    bf16 *x = at(&heads, row, head + i), *y = at(&heads, row, head + half + i);
+                    __m512 low = load(x), high = load(y);
+                    store(x, _mm512_fmadd_ps(low, load(c + i), _mm512_mul_ps(high, load(s + i))));
+                    store(y, _mm512_fmadd_ps(high, load(c + half + i), _mm512_mul_ps(low, load(s + half + i))));
+                }
+            }
         }
     }
 }
 
 void actorpp_rotate(bf16 *heads, const bf16 *cos, const bf16 *sin, int64_t rows, int64_t row_stride, int64_t num_heads,
                     int64_t width) {
-    int64_t half = width / 2;
-    for (int64_t row = 0; row < rows; row++, heads += row_stride, cos += width, sin += width) {
-        for (bf16 *x = heads, *y = x + half; x < heads + num_heads * width; x += width, y += width) {
-            for (int64_t i = 0; i < half; i += LANES) {
-                __m512 low = load(x + i), high = load(y + i);
-                store(x + i, _mm512_fmadd_ps(low, load(cos + i), _mm512_mul_ps(high, load(sin + i))));
-                store(y + i, _mm512_fmadd_ps(high, load(cos + half + i), _mm512_mul_ps(low, load(sin + half + i))));
-            }
-        }
-    }
+    actorpp_turn(row_by_row(heads, row_stride), cos, sin, rows, num_heads, width);
 }
 
 void actorpp_file(char *to, const char *from, const int64_t *slots, int64_t rows, int64_t heads, int64_t width,
@@ -87,7 +110,9 @@ END_OF_TILES
 
 #else
 
+void actorpp_normalise(void) {}
 void actorpp_rms_norm(void) {}
+void actorpp_turn(void) {}
 void actorpp_rotate(void) {}
 void actorpp_file(void) {}
 void actorpp_likeliest(void) {}

@@ -35,12 +35,12 @@ def _chain(folder: Path, family: str, stages: int = 1, dtype: str = "bfloat16") 
     return Chain(save_tiny(folder, found.model_type, **found.options), stages, dtype=dtype)
 
 
-def _logits(chain: Chain) -> torch.Tensor:
+def _logits(chain: Chain, chunk: int = 4) -> torch.Tensor:
     """Rows after each of some chunks and decoded tokens."""
     ids = [3 + 7 * n % 300 for n in range(150)]
     chain.admit(0, ids, range(10))
     with recorded_logits() as rows:
-        chain.prefill(0, 140, 4)
+        chain.prefill(0, 140, chunk)
         chain.decode(0, 140, 10, ids[140:])
     return torch.stack(rows)
 
@@ -63,23 +63,24 @@ def test_fused_layers_compute_what_their_own_code_does(
 
 
 @pytest.mark.skipif(not amx.library(), reason="no CPU with AMX tiles, or no C compiler at installation")
+@pytest.mark.parametrize(("chunk", "width"), [(4, 32), (70, 64), (35, 96)])
 @pytest.mark.parametrize("family", ["llama with yarn and biases", "mistral"])
-def test_layers_in_one_call_give_the_same_bits(tmp_path: Path, family: str) -> None:
+def test_layers_in_one_call_give_the_same_bits(tmp_path: Path, family: str, chunk: int, width: int) -> None:
     """As the functions one by one, which any other backend than the library's own is called between."""
 
     class Other(AmxBackend):
         pass
 
     found = FAMILIES[family]
-    path = save_tiny(tmp_path, found.model_type, **(found.options | {"hidden_size": 128}))
+    path = save_tiny(tmp_path, found.model_type, **(found.options | {"hidden_size": 128, "head_dim": width}))
     whole, parts = (Chain(path, 2, dtype="bfloat16") for _ in range(2))
     for host in parts.hosts:
         host._backend = Other()
     with patch.object(amx, "compute_layers", wraps=amx.compute_layers) as calls:
-        one_by_one = _logits(parts)
+        one_by_one = _logits(parts, chunk)
         assert not calls.called
-        assert torch.equal(_logits(whole), one_by_one)
-        assert calls.call_count == 2 * (140 // 4 + 9)
+        assert torch.equal(_logits(whole, chunk), one_by_one)
+        assert calls.call_count == 2 * (140 // chunk + 9)
 
 
 def test_layers_without_rotary_positions_keep_their_own_code(tmp_path: Path) -> None:
