@@ -212,13 +212,13 @@ def commands(options: argparse.Namespace, model: str) -> dict[str, list[str]]:
 
 
 class CoreControls:
-    """How fast all the cores are, the mean of them."""
+    """How fast the slower of the cores is: stages, and threads of one product, wait for it."""
 
     def __init__(self, of_cores: list[Contestant]) -> None:
         self._of_cores = of_cores
 
     def seconds(self) -> float:
-        return statistics.mean(float(child.ask({})["seconds"]) for child in self._of_cores)
+        return max(float(child.ask({})["seconds"]) for child in self._of_cores)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,20 @@ import pytest
 
 from tests.bench import peers
 from tests.bench.contestant import Contestant, ContestantFailed, first_output
-from tests.bench.peers import DECODE, LONG, OURS, OURS_ONE, QUEUE, TRANSFORMERS, VLLM_ONE, VLLM_PP, Job, Row, Runs
+from tests.bench.peers import (
+    DECODE,
+    LONG,
+    OURS,
+    OURS_ONE,
+    QUEUE,
+    TRANSFORMERS,
+    VLLM_ONE,
+    VLLM_PP,
+    CoreControls,
+    Job,
+    Row,
+    Runs,
+)
 from tests.bench.steady import Steady
 
 ECHO = """
@@ -182,6 +195,18 @@ def test_the_control_runs_beside_what_is_measured() -> None:
         assert steady.run(lambda: "again") == "again"
     first, second = steady.control_s
     assert 0 < min(first, second) <= max(first, second) < 1.0
+
+
+def test_the_slower_core_says_how_fast_the_machine_is() -> None:
+    class Child:
+        def __init__(self, seconds: float) -> None:
+            self._seconds = seconds
+
+        def ask(self, job: dict[str, Any]) -> dict[str, Any]:
+            return {"seconds": self._seconds}
+
+    cores: Any = [Child(0.14), Child(0.19)]
+    assert CoreControls(cores).seconds() == 0.19
 
 
 def test_the_best_fixed_size_is_the_one_with_the_best_of_several_runs() -> None:
