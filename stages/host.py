@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from actorpp.errors import CheckpointError, ConfigError, ProtocolError
@@ -27,6 +28,7 @@ from actorpp.stages.logprobs import TokenLogprobs, output_logprobs, prompt_logpr
 from actorpp.stages.memory import kv_bytes_available
 from actorpp.stages.messages import Admit, FromOutput, Logprobs, Output, Segment, Step
 from actorpp.stages.packed import PackedCache, ProbeCache
+from actorpp.stages.plain import PlainModel, recognised
 from actorpp.stages.request import Request
 from actorpp.stages.sampler import SampleRow, needs_history, processors, sample
 from actorpp.stages.spec import StageSpec
@@ -79,6 +81,7 @@ class StageHost:
         self._requests: dict[int, Request] = {}
         self._threads_set = threading.local()
         self._loaded: LoadedModel | None = None
+        self._plain: PlainModel | None = None
         self._arena: KVArena | None = None
         self._received: torch.Tensor | None = None
         self._began: float | None = None
@@ -164,8 +167,10 @@ class StageHost:
         width, dtype = self.hidden_size, loaded.model.dtype
         hidden = None if self.is_first else torch.zeros(2, width, dtype=dtype, device=self.device)
         ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device) if self.is_first else None
-        with torch.inference_mode(), fusing(loaded.layers):
-            self.forward(ids, hidden, torch.arange(2, device=self.device)[None], probe, None)
+        with torch.inference_mode():
+            with fusing(loaded.layers):
+                self.forward(ids, hidden, torch.arange(2, device=self.device)[None], probe, None)
+            self._plain = recognised(loaded, self.spec, self.forward, self._backend)
         if sorted(probe.shapes) != list(range(self.spec.lo, self.spec.hi)):
             raise CheckpointError(f"layers {sorted(probe.shapes)} ran, but the stage has {self.spec.lo}-{self.spec.hi}")
         self._arena = KVArena(probe.shapes, self.spec.page_size, dtype, self.device)
@@ -327,21 +332,21 @@ class StageHost:
 
     def _input_ids(self, step: Step, outputs: Mapping[int, Output]) -> torch.Tensor:
         """(1, T) ids of the step's segments."""
-        ids: list[int] = []
-        for segment in step.segments:
+        ids = np.empty(step.num_tokens, dtype=np.int64)  # faster than torch at single numbers
+        for segment, own in zip(step.segments, step.token_ranges, strict=True):
             match segment.token:
                 case None:
                     tokens = self._requests[segment.rid].tokens
                     if tokens is None or len(tokens) < segment.start + segment.length:
                         raise ProtocolError(f"step {step.seq} goes past the ids of request {segment.rid}")
-                    ids += tokens[segment.start : segment.start + segment.length].tolist()
+                    ids[own.start : own.stop] = tokens[segment.start : segment.start + segment.length].numpy()
                 case FromOutput(seq, index):
                     if seq not in outputs or index >= len(outputs[seq].ids):
                         raise ProtocolError(f"step {step.seq} needs output {seq}, which is not here")
-                    ids.append(outputs[seq].ids[index])
+                    ids[own.start : own.stop] = outputs[seq].ids[index]
                 case literal:
-                    ids.append(literal)
-        return torch.tensor(ids)[None]
+                    ids[own.start : own.stop] = literal
+        return torch.from_numpy(ids)[None]
 
     def forward(
         self,
@@ -351,7 +356,12 @@ class StageHost:
         cache: PackedCache,
         rows: Rows,
     ) -> torch.Tensor:
-        """Run the local layers: hidden states (T, hidden_size), or logits (len(rows), vocab) of ``rows``."""
+        """Run the local layers: hidden states (T, hidden_size), or logits (len(rows), vocab) of ``rows``.
+
+        What the last stage gives without rows means nothing.
+        """
+        if self._plain is not None:
+            return self._plain(ids, hidden, positions, cache, rows, self._backend)
         model = self.model
         self._received = None if hidden is None else hidden[None]
         arguments: dict[str, Any] = {

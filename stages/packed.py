@@ -6,9 +6,11 @@ one with explicit positions; only the cache and the attention function know the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
@@ -77,14 +79,19 @@ def pack(parts: Sequence[tuple[PageTable, int, int]], arena: KVArena) -> tuple[P
         The cache for this step, and the (1, T) int64 positions, both on the arena's device.
     """
     segments: list[PackedSegment] = []
-    positions: list[int] = []
-    slots: list[int] = []
+    new: list[Run] = []
+    offset = 0
     for table, start, length in parts:
-        runs = table.runs(0, start + length)
-        segments.append(PackedSegment(len(positions), length, runs))
-        positions += range(start, start + length)
-        for run in table.runs(start, start + length):
-            slots += range(run.slot, run.slot + run.length)
+        segments.append(PackedSegment(offset, length, table.runs(0, start + length)))
+        new += table.runs(start, start + length)
+        offset += length
     layout = StepLayout(segments, arena.page_size, arena.device)
-    cache = PackedCache(layout, arena, torch.tensor(slots).to(arena.device, non_blocking=True))
-    return cache, torch.tensor(positions)[None].to(arena.device, non_blocking=True)
+    positions = _joined(range(start, start + length) for _, start, length in parts)
+    slots = _joined(range(run.slot, run.slot + run.length) for run in new)
+    cache = PackedCache(layout, arena, slots.to(arena.device, non_blocking=True))
+    return cache, positions[None].to(arena.device, non_blocking=True)
+
+
+def _joined(ranges: Iterable[range]) -> torch.Tensor:
+    """(T,) int64, one behind the other; torch takes three times as long to read Python's numbers as numpy does."""
+    return torch.from_numpy(np.fromiter(chain.from_iterable(ranges), dtype=np.int64))

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -177,6 +178,16 @@ def test_decode_input_may_be_a_literal_or_an_output(untied: Path) -> None:
         token = first if literal else FromOutput(chain.seq, 0)
         tokens.append(chain.step(Segment(1, 60, 1, token, True)).ids)
     assert tokens[0] == tokens[1]
+
+
+def test_ids_of_a_mixed_step_lie_in_the_segments_order(untied: Path) -> None:
+    chain = Chain(untied, 1, page_size=16)
+    for rid in range(3):
+        chain.admit(rid, IDS, range(8 * rid, 8 * rid + 8))
+    picked = chain.step(Segment(1, 0, 60, None, True), Segment(2, 0, 60, None, True)).ids
+    with patch.object(chain.hosts[0], "forward", wraps=chain.hosts[0].forward) as calls:
+        chain.step(Segment(1, 60, 1, FromOutput(chain.seq, 0)), Segment(0, 0, 5), Segment(2, 60, 1, 7))
+    assert calls.call_args.args[0].tolist() == [[picked[0], *IDS[:5], 7]]
 
 
 def test_retire_and_reset_forget_requests(untied: Path) -> None:
