@@ -110,7 +110,7 @@ typedef struct {
     float *lse; /* (tokens, heads), or NULL */
     const int64_t *segments, *runs;
     int64_t num_segments, heads, kv_heads, key_width, value_width;
-    int64_t group_stride;
+    int64_t group_stride; /* of queries and results: see Side */
     int64_t window; /* 0: none */
     float scaling;
     int32_t threads; /* at most */
