@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 /* As in stages/amx.py; to be raised there and here with every change of a function. */
-enum { INTERFACE = 6 };
+enum { INTERFACE = 7 };
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 11)
 #define TILES
@@ -157,9 +157,9 @@ void actorpp_turn(Rows heads, const bf16 *cos, const bf16 *sin, int64_t rows, in
 void actorpp_rotate(bf16 *heads, const bf16 *cos, const bf16 *sin, int64_t rows, int64_t row_stride, int64_t num_heads,
                     int64_t width);
 
-/* Copies row after row of each head to its slot. Strides and width are in bytes. */
+/* Copies row after row of each head to its slot: so many bytes (width). Strides are in bytes, too. */
 void actorpp_file(char *to, const char *from, const int64_t *slots, int64_t rows, int64_t heads, int64_t width,
-                  int64_t to_head, int64_t from_head, int64_t from_row);
+                  int64_t to_head, int64_t to_slot, int64_t from_head, int64_t from_row);
 
 /* Where the largest of each row of n numbers is, the first of several; NaN counts as larger than all else. */
 void actorpp_likeliest(const bf16 *x, int64_t *ids, int64_t rows, int64_t n);

@@ -16,13 +16,16 @@ from actorpp.errors import ConfigError
 
 LIBRARY = "actorpp.stages._amx"
 
-INTERFACE = 6
+INTERFACE = 7
 """What this module takes the library's functions to be; the same number stands in ``amx.h``, and both are raised with
 every change of a function."""
 
 
 class Side(ctypes.Structure):
-    """Queries, keys, values or results: number (head, token, i) is at head * head_stride + token * token_stride + i."""
+    """Queries, keys, values or results: number (head, token, i) is at head * head_stride + token * token_stride + i.
+
+    Of queries and results only each 32 numbers lie side by side: ``AttentionStep.group_stride``.
+    """
 
     _fields_ = (("data", ctypes.c_void_p), ("head_stride", ctypes.c_int64), ("token_stride", ctypes.c_int64))
 
@@ -143,7 +146,7 @@ def library() -> Any:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     loaded.actorpp_rms_norm.argtypes = (*[pointer] * 3, *[number] * 2, ctypes.c_float)
     loaded.actorpp_rotate.argtypes = (*[pointer] * 3, *[number] * 4)
-    loaded.actorpp_file.argtypes = (*[pointer] * 3, *[number] * 6)
+    loaded.actorpp_file.argtypes = (*[pointer] * 3, *[number] * 7)
     loaded.actorpp_likeliest.argtypes = (*[pointer] * 2, *[number] * 2)
     loaded.actorpp_amx_layers.argtypes = (pointer, number, *[pointer] * 4)
     loaded.actorpp_amx_linear.argtypes = (*[pointer] * 4, number, *[ctypes.c_int32] * 2)

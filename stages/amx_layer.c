@@ -45,13 +45,11 @@ static void normalise(const Batch *batch, const Norm *norm, Rows x, Rows out, in
 
 /* File keys or values, which are from that number of the rows on. */
 static void file(const Batch *batch, const Layer *layer, const Side *side, const Rows *rows, int64_t from) {
-    for (int64_t head = 0; head < layer->kv_heads; head++)
-        for (int64_t i = 0; i < layer->width; i += GROUP) {
-            bf16 *to = side->data + head * side->head_stride + i;
-            const bf16 *group = at(rows, 0, from + head * layer->width + i);
-            for (int64_t row = 0; row < batch->rows; row++)
-                memcpy(to + batch->slots[row] * side->token_stride, group + row * rows->row_stride, GROUP * sizeof *to);
-        }
+    enum { SIZE = sizeof(bf16) };
+    for (int64_t i = 0; i < layer->width; i += GROUP)
+        actorpp_file((char *)(side->data + i), (const char *)at(rows, 0, from + i), batch->slots, batch->rows,
+                     layer->kv_heads, GROUP * SIZE, side->head_stride * SIZE, side->token_stride * SIZE,
+                     layer->width / GROUP * rows->group_stride * SIZE, rows->row_stride * SIZE);
 }
 
 static void copy(Rows to, Rows from, int64_t rows, int64_t n) {

@@ -77,9 +77,9 @@ void actorpp_rotate(bf16 *heads, const bf16 *cos, const bf16 *sin, int64_t rows,
 }
 
 void actorpp_file(char *to, const char *from, const int64_t *slots, int64_t rows, int64_t heads, int64_t width,
-                  int64_t to_head, int64_t from_head, int64_t from_row) {
+                  int64_t to_head, int64_t to_slot, int64_t from_head, int64_t from_row) {
     for (int64_t head = 0; head < heads; head++, to += to_head, from += from_head)
-        for (int64_t row = 0; row < rows; row++) memcpy(to + slots[row] * width, from + row * from_row, (size_t)width);
+        for (int64_t row = 0; row < rows; row++) memcpy(to + slots[row] * to_slot, from + row * from_row, (size_t)width);
 }
 
 /* Numbers that are in order as the 32 of up to count are, the others the least: zeros are equal, NaN is the largest. */

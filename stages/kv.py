@@ -144,5 +144,5 @@ def _file(side: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
     width = side.shape[2] * size
     library.actorpp_file(
         side.data_ptr(), new.data_ptr(), slots.data_ptr(), len(slots), len(side), width,
-        side.stride(0) * size, head * size, row * size,
+        side.stride(0) * size, side.stride(1) * size, head * size, row * size,
     )  # fmt: skip

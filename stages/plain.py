@@ -5,7 +5,8 @@ other stages, and on the last stage normalises rows that nobody reads. Where all
 (``fused``), most models need only their parts: embedding, rotary embedding, layers, and norm and head of some rows.
 
 A model is recognised by the names of its parts, and keeps its own code unless both give its layers the same bits and
-make the same of what these return: scaled embeddings and capped logits, for instance, do not. Layers are not run here.
+make the same of what these return: scaled embeddings and capped logits, for instance, do not. To find out, layers are
+not run.
 """
 
 from __future__ import annotations
