@@ -7,8 +7,8 @@ control, on every core: small matrix products, 2% of the time. A round measures 
 counts when the control took no more than 5% longer meanwhile than is usual; another is made again as long as
 ``--patience`` lasts. A round in which it took more than 5% longer than the median is left out if five others remain;
 else the machine was not the same all the time, and the call is void (exit code 3). ``--only`` and ``--peers`` choose
-what is measured, so that a call takes minutes; starts are measured last, when the other contestants have left their
-memory. vLLM is installed in an environment of its own: docs/performance.md says how.
+what is measured, so that a call takes minutes; starts are measured last, in rounds of their own, when the other
+contestants have left their memory. vLLM is installed in an environment of its own: docs/performance.md says how.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import Any
 from actorpp.cli.machine import machine
 from actorpp.stages.checkpoint import resolve
 from tests.bench.contestant import Contestant, ContestantFailed, first_output
-from tests.bench.steady import MAX_DRIFT, Steady
+from tests.bench.steady import MAX_DRIFT, Control, Steady
 
 HERE = Path(__file__).parent / "contestants"
 PROMPT = "The capital of France is"
@@ -58,15 +58,19 @@ class Job:
 
 
 LONG, DECODE, QUEUE = Job(8000), Job(64, osl=64, count=16), Job(4000, count=8)
+START = Job(5)  # PROMPT, from the command on
+
+Pair = tuple[str, Job]
+Answers = dict[Pair, list[dict[str, Any]]]
 
 
 @dataclass
 class Runs:
-    """What was measured: answers by contestant and job, round by round; and what was left out."""
+    """What was measured: answers by contestant and job, round by round; and how steady the machine was meanwhile."""
 
-    answers: dict[tuple[str, Job], list[dict[str, Any]]] = field(default_factory=dict)
-    starts: dict[str, list[float]] = field(default_factory=dict)
+    answers: Answers = field(default_factory=dict)
     best_fixed: dict[int, int] = field(default_factory=dict)
+    steady: dict[str, Steady] = field(default_factory=dict)
 
     def values(self, who: str, job: Job, key: str) -> list[float]:
         """One for each round, or none."""
@@ -144,7 +148,7 @@ def decode(runs: Runs) -> list[Row]:
 
 
 def start(runs: Runs) -> list[Row]:
-    ours, theirs = runs.starts.get(OURS, []), runs.starts.get(VLLM_PP, [])
+    ours, theirs = (runs.values(who, START, "seconds") for who in (OURS, VLLM_PP))
     note = f"{_median(ours)} s / {_median(theirs)} s"
     return [Row("start to first token / vLLM", _ratios(ours, theirs), 0.3, 0.15, note=note)]
 
@@ -179,7 +183,7 @@ def _median(values: list[float]) -> str:
     return f"{statistics.median(values):.3g}" if values else "-"
 
 
-FIGURES: dict[str, tuple[Callable[[Runs], list[Row]], list[tuple[str, Job]]]] = {
+FIGURES: dict[str, tuple[Callable[[Runs], list[Row]], list[Pair]]] = {
     "ttft": (ttft, [(who, LONG) for who in (OURS, TRANSFORMERS, VLLM_PP, VLLM_ONE)]),
     "efficiency": (efficiency, [(OURS, LONG), (OURS_ONE, LONG)]),
     "queue": (queue, [(OURS, QUEUE)]),
@@ -222,8 +226,8 @@ class CoreControls:
 
 
 @contextlib.contextmanager
-def control(options: argparse.Namespace) -> Iterator[Steady]:
-    """What says how steady the machine is, for as long as it runs."""
+def control(options: argparse.Namespace) -> Iterator[Control]:
+    """What says how fast the machine is, for as long as it runs."""
     with contextlib.ExitStack() as stack:
         children = []
         for core in options.cores:
@@ -231,7 +235,7 @@ def control(options: argparse.Namespace) -> Iterator[Steady]:
             children.append(stack.enter_context(_contestant(f"control of core {core}", command)))
         for child in children:
             child.go_on()
-        yield Steady(CoreControls(children), options.patience)
+        yield CoreControls(children)
 
 
 @contextlib.contextmanager
@@ -242,20 +246,23 @@ def _contestant(name: str, command: list[str]) -> Iterator[Contestant]:
         yield child
 
 
-def measure(options: argparse.Namespace, model: str, steady: Steady, runs: Runs) -> None:
+def measure(options: argparse.Namespace, model: str, machine_speed: Control, runs: Runs) -> None:
     """Add to ``runs`` every job of the figures asked for, once in each round. Raises ContestantFailed."""
     started = commands(options, model)
     wanted = dict.fromkeys(pair for name in options.only for pair in FIGURES[name][1])
     if pairs := [(name, job) for who, job in wanted for name in started if name.startswith(who)]:
-        measure_rounds(options, started, pairs, steady, runs)
+        runs.steady["prompts"] = steady = Steady(machine_speed, options.patience)
+        measure_prompts(options, started, pairs, steady, runs)
     if "start" in options.only:
-        measure_starts(options, model, steady, runs)
+        runs.steady["starts"] = steady = Steady(machine_speed, options.patience)
+        starts = {(name, START): partial(_start, command) for name, command in _starts(options, model).items()}
+        in_rounds(starts, options.rounds, steady, runs.answers)
 
 
-def measure_rounds(
+def measure_prompts(
     options: argparse.Namespace,
     started: dict[str, list[str]],
-    pairs: list[tuple[str, Job]],
+    pairs: list[Pair],
     steady: Steady,
     runs: Runs,
 ) -> None:
@@ -270,37 +277,47 @@ def measure_rounds(
         if "planned" in options.only:
             runs.best_fixed = _best_fixed_sizes(children[OURS], steady)
             pairs = [*pairs, *((OURS, Job(isl, fixed=size)) for isl, size in runs.best_fixed.items())]
-        for index in range(options.rounds):
-            print(f"round {index + 1} of {options.rounds}; {steady}", file=sys.stderr)
-            for name, job in pairs:
-                answer = steady.run(partial(children[name].run, job.message(f"{index}")))
-                runs.answers.setdefault((name, job), []).append(answer)
-        while (index := steady.outdated()) is not None:
-            round_index, place = divmod(index, len(pairs))
-            name, job = pairs[place]
-            print(f"round {round_index + 1} again: {name}, ISL {job.isl}; {steady}", file=sys.stderr)
-            if (answer := steady.run_again(index, partial(children[name].run, job.message("again")))) is not None:
-                runs.answers[name, job][round_index] = answer
-        leave_out_slow_rounds(len(pairs), steady, runs)
+        measurements = {(name, job): partial(_run, children[name], job) for name, job in pairs}
+        in_rounds(measurements, options.rounds, steady, runs.answers)
 
 
-def leave_out_slow_rounds(pairs: int, steady: Steady, runs: Runs) -> None:
+def in_rounds(
+    measurements: Mapping[Pair, Callable[[str], dict[str, Any]]], rounds: int, steady: Steady, answers: Answers
+) -> None:
+    """Add what each gives, once in each round that counts. They are called with which round it is."""
+    pairs = list(measurements)
+    for index in range(rounds):
+        print(f"round {index + 1} of {rounds}; {steady}", file=sys.stderr)
+        for pair in pairs:
+            answers.setdefault(pair, []).append(steady.run(partial(measurements[pair], f"{index}")))
+    while (index := steady.outdated()) is not None:
+        round_index, place = divmod(index, len(pairs))
+        name, job = pair = pairs[place]
+        print(f"round {round_index + 1} again: {name}, ISL {job.isl}; {steady}", file=sys.stderr)
+        if (answer := steady.run_again(index, partial(measurements[pair], "again"))) is not None:
+            answers[pair][round_index] = answer
+    leave_out_slow_rounds([answers[pair] for pair in pairs], steady)
+
+
+def leave_out_slow_rounds(answers: list[list[dict[str, Any]]], steady: Steady) -> None:
     """Rounds with a measurement that would make the call void do not count, if there are enough others."""
+    pairs = len(answers)
     while slow := {index // pairs for index in steady.slow()}:
         rounds = len(steady.control_s) // pairs
         if rounds - len(slow) < MIN_ROUNDS:
             return
         steady.leave_out({index for index in range(rounds * pairs) if index // pairs in slow})
-        for answers in runs.answers.values():
-            answers[:] = [answer for index, answer in enumerate(answers) if index not in slow]
+        for several in answers:
+            several[:] = [answer for index, answer in enumerate(several) if index not in slow]
 
 
-def measure_starts(options: argparse.Namespace, model: str, steady: Steady, runs: Runs) -> None:
-    """Add the seconds from a command to its first token, once in each round. Raises ContestantFailed."""
-    for index in range(options.rounds):
-        print(f"start {index + 1} of {options.rounds}", file=sys.stderr)
-        for name, command in _starts(options, model).items():
-            runs.starts.setdefault(name, []).append(steady.run(partial(first_output, command)))
+def _run(contestant: Contestant, job: Job, seed: str) -> dict[str, Any]:
+    return contestant.run(job.message(seed))
+
+
+def _start(command: list[str], seed: str) -> dict[str, Any]:
+    """The seconds from a command to its first token."""
+    return {"seconds": first_output(command)}
 
 
 def _best_fixed_sizes(ours: Contestant, steady: Steady) -> dict[int, int]:
@@ -353,7 +370,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=5, help="rounds (default 5); more, and slow ones can be left out")
     parser.add_argument("--warmup", type=int, default=1, help="runs of each before them (default 1)")
-    parser.add_argument("--patience", type=float, default=900, help="seconds to wait and repeat in all (default 900)")
+    parser.add_argument("--patience", type=float, default=900, help="seconds to wait and repeat (default 900)")
     parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES), help="figures (default: all)")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="peers (default: all)")
     parser.add_argument("--cores", type=int, nargs=2, default=sorted(os.sched_getaffinity(0))[:2], metavar="N")
@@ -376,23 +393,24 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"missing: {PEERS[key]} (give --vllm-python)", file=sys.stderr)
     before, runs, failed = machine(), Runs(), False
     model = options.model or str(asyncio.run(resolve()).path)
-    with control(options) as steady:
+    with control(options) as machine_speed:
         try:
-            measure(options, model, steady, runs)
+            measure(options, model, machine_speed, runs)
         except ContestantFailed as error:
             print(error, file=sys.stderr)
             failed = True
-    rounds = max((len(answers) for answers in runs.answers.values()), default=options.rounds)
+    rounds = max((len(answers) for answers in runs.answers.values()), default=0)
     print(f"{before['cpu']}, cores {options.cores}, load average before {before['load']:.1f}; {rounds} rounds")
     print("\n".join(lines([row for name in options.only for row in FIGURES[name][0](runs)])))
-    print(steady)
+    print("\n".join(f"{name}: {steady}" for name, steady in runs.steady.items()))
     if options.save_result is not None:
         answers = [{"who": who, "job": vars(job), "answers": several} for (who, job), several in runs.answers.items()]
-        saved = {"machine": before, "control_s": steady.control_s, "starts": runs.starts, "answers": answers}
+        control_s = {name: steady.control_s for name, steady in runs.steady.items()}
+        saved = {"machine": before, "control_s": control_s, "answers": answers}
         options.save_result.write_text(json.dumps(saved, indent=1) + "\n")
     if failed:
         return 1
-    return 3 if steady.drift > MAX_DRIFT else 0
+    return 3 if any(steady.drift > MAX_DRIFT for steady in runs.steady.values()) else 0
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from tests.bench.peers import (
     OURS,
     OURS_ONE,
     QUEUE,
+    START,
     TRANSFORMERS,
     VLLM_ONE,
     VLLM_PP,
@@ -96,8 +97,10 @@ def runs() -> Runs:
         (f"{VLLM_ONE}, chunk 2048", DECODE): [{"tokens_s": 600.0}],
         (OURS, Job(1000)): [ours(ttft=1.0)],
         (OURS, Job(1000, fixed=256)): [ours(ttft=1.25)],
+        (OURS, START): [{"seconds": 3.0}],
+        (VLLM_PP, START): [{"seconds": 20.0}],
     }
-    return Runs(answers, {OURS: [3.0], VLLM_PP: [20.0]}, {1000: 256})
+    return Runs(answers, {1000: 256})
 
 
 def test_the_table_is_worked_out_of_the_answers(runs: Runs) -> None:
@@ -137,7 +140,7 @@ def test_figures_and_peers_can_be_chosen() -> None:
 def test_what_is_missing_is_said_and_a_void_call_has_a_code_of_its_own(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(options: object, model: str, steady: Steady, measured: Runs) -> None:
+    def measure(options: object, model: str, machine_speed: Still, measured: Runs) -> None:
         vars(measured).update(vars(runs))
         if failure is not None:
             raise failure
@@ -151,7 +154,9 @@ def test_what_is_missing_is_said_and_a_void_call_has_a_code_of_its_own(
     ):
         steady = Steady(Still(), 0.0)
         steady.control_s = control
-        monkeypatch.setattr(peers, "control", lambda options, steady=steady: contextlib.nullcontext(steady))
+        runs.steady = {"prompts": Steady(Still(), 0.0), "starts": steady}
+        runs.steady["prompts"].control_s = [1.0]
+        monkeypatch.setattr(peers, "control", lambda options: contextlib.nullcontext(Still()))
         save = tmp_path / "r.json"
         assert peers.main(["--model", "x", "--only", "ttft", "--save-result", str(save)]) == code
         out, err = capsys.readouterr()
@@ -160,7 +165,7 @@ def test_what_is_missing_is_said_and_a_void_call_has_a_code_of_its_own(
         assert ("ended with 1" in err) == (failure is not None)
         assert "missing: vLLM, 2 stages" in err
         assert "missing: vLLM, one process" in err
-        assert json.loads(save.read_text())["control_s"] == control
+        assert json.loads(save.read_text())["control_s"] == {"prompts": [1.0], "starts": control}
 
 
 def test_starts_are_measured_when_the_others_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,18 +184,20 @@ def test_starts_are_measured_when_the_others_have_left(monkeypatch: pytest.Monke
     monkeypatch.setattr(peers, "_contestant", contestant)
     monkeypatch.setattr(peers, "first_output", first_output)
     options, runs = peers.parse(["--only", "start", "--rounds", "2"]), Runs()
-    peers.measure(options, "folder", Steady(Still(), 0.0), runs)
-    assert runs.starts == {OURS: [2.0, 2.0]}
+    peers.measure(options, "folder", Still(), runs)
+    assert runs.answers == {(OURS, START): [{"seconds": 2.0}] * 2}
     options, runs = peers.parse(["--only", "ttft", "start", "--rounds", "2"]), Runs()
-    peers.measure(options, "folder", Steady(Still(), 0.0), runs)
+    peers.measure(options, "folder", Still(), runs)
     assert runs.values(TRANSFORMERS, LONG, "ttft") == [1.0, 1.0]
-    assert runs.starts == {OURS: [2.0, 2.0]}
+    assert runs.values(OURS, START, "seconds") == [2.0, 2.0]
+    assert {name: len(steady.control_s) for name, steady in runs.steady.items()} == {"prompts": 4, "starts": 2}
     assert starts == [[]] * 4
 
 
 def test_the_control_runs_beside_what_is_measured() -> None:
     core = min(os.sched_getaffinity(0))
-    with peers.control(peers.parse(["--cores", str(core), str(core), "--patience", "0"])) as steady:
+    with peers.control(peers.parse(["--cores", str(core), str(core)])) as machine_speed:
+        steady = Steady(machine_speed, 0.0)
         assert steady.run(lambda: "measured") == "measured"
         assert steady.run(lambda: "again") == "again"
     first, second = steady.control_s
@@ -241,27 +248,33 @@ def test_what_was_measured_in_a_slower_time_is_replaced(monkeypatch: pytest.Monk
         yield SimpleNamespace(run=lambda job: {"ttft": next(values)})
 
     monkeypatch.setattr(peers, "_contestant", contestant)
-    options, runs = peers.parse(["--only", "driver", "--rounds", "4"]), Runs()
-    steady = Steady(Faster(), 100.0)
-    peers.measure(options, "folder", steady, runs)
+    options, runs = peers.parse(["--only", "driver", "--rounds", "4", "--patience", "100"]), Runs()
+    peers.measure(options, "folder", Faster(), runs)
     assert runs.values(OURS, LONG, "ttft") == [5, 2, 3, 4]
-    assert steady.control_s == [0.9] * 4
+    assert runs.steady["prompts"].control_s == [0.9] * 4
 
 
 def test_a_slow_round_is_left_out_when_enough_others_remain() -> None:
-    def measured(*control_s: float) -> tuple[Steady, Runs]:
-        steady = Steady(Still(), 0.0)
-        steady.control_s = list(control_s)
-        values = [{"ttft": float(index)} for index in range(6)]
-        runs = Runs({(OURS, LONG): list(values), (TRANSFORMERS, LONG): list(values)})
-        peers.leave_out_slow_rounds(2, steady, runs)
-        return steady, runs
+    def measured(*slow: int) -> tuple[Steady, list[list[dict[str, Any]]]]:
+        """Of the measurements, two in each of six rounds, these are slow."""
 
-    steady, runs = measured(*[1.0] * 4, 1.0, 1.1, *[1.0] * 6)
-    for who in (OURS, TRANSFORMERS):
-        assert runs.values(who, LONG, "ttft") == [0.0, 1.0, 3.0, 4.0, 5.0]
+        class Slow:
+            def __init__(self) -> None:
+                self.asked = 0
+
+            def seconds(self) -> float:
+                self.asked += 1
+                return 1.1 if self.asked // 2 - 1 in slow else 1.0
+
+        steady, answers = Steady(Slow(), 0.0), peers.Answers()
+        measurements = dict.fromkeys([(OURS, START), (VLLM_PP, START)], lambda seed: {"round": seed})
+        peers.in_rounds(measurements, 6, steady, answers)
+        return steady, list(answers.values())
+
+    steady, answers = measured(5)
+    assert answers == [[{"round": str(index)} for index in (0, 1, 3, 4, 5)]] * 2
     assert steady.control_s == [1.0] * 10
     assert steady.left_out == 2
-    steady, runs = measured(*[1.0] * 4, 1.0, 1.1, 1.1, *[1.0] * 5)
-    assert len(runs.values(OURS, LONG, "ttft")) == 6
+    steady, answers = measured(5, 6)
+    assert [len(several) for several in answers] == [6, 6]
     assert "VOID" in str(steady)
