@@ -212,6 +212,7 @@ class Cell:
         del self._factory, self._first  # references to the actor may live on; what it held need not
         error = self.error()
         reason = "crashed" if error else "killed" if self.killed else "stopped" if self.stopping else "finished"
+        self.system.forget(self)
         notice = Terminated(self.ref, reason, error)  # type: ignore[arg-type]  # mypy widens the literals to str
         self.terminated.set_result(notice)
         for address in self.watchers:

@@ -156,7 +156,7 @@ class ActorSystem:
             await supervisor.start()
         except BaseException:
             for cell in cells:
-                self._forget(cell)
+                self.forget(cell)
             raise
         if parent is not None:
             parent.dependents.update(dict.fromkeys(cells))
@@ -168,13 +168,15 @@ class ActorSystem:
     def _on_supervised(self, supervisor: Supervisor) -> None:
         task = self._supervisors.pop(supervisor)
         for cell in supervisor.cells:
-            self._forget(cell)
+            self.forget(cell)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self._report(error)
 
-    def _forget(self, cell: Cell) -> None:
-        self._cells.pop(cell.name, None)
-        self._routes.remove(cell)
+    def forget(self, cell: Cell) -> None:
+        """The name of an actor that has ended is free; another one may have it already."""
+        if self._cells.get(cell.name) is cell:
+            del self._cells[cell.name]
+            self._routes.remove(cell)
         if cell.parent is not None:
             cell.parent.dependents.pop(cell, None)
 

@@ -295,6 +295,25 @@ def test_errors_of_factory_and_started_come_out_of_spawn() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_name_is_free_as_soon_as_its_actor_has_ended(how: str) -> None:
+    """Not some turns of the loop later: who restarts an actor would be refused now and then."""
+
+    async def main() -> None:
+        async with ActorSystem() as system:
+            ref = await system.spawn(Recorder, name="x")
+            ending = asyncio.create_task(system.stop(ref) if how == "stop" else system.kill(ref))
+            while ref.alive:
+                await asyncio.sleep(0)
+            new = await system.spawn(Recorder, name="x")
+            await ending
+            await asyncio.sleep(1)  # whatever was still to be done for the old one
+            assert system.get("x") is new
+            assert new.alive
+
+    run(main)
+
+
 def test_a_cancelled_spawn_leaves_nothing() -> None:
     class Slow(Recorder):
         async def started(self) -> None:
