@@ -100,9 +100,9 @@ class EngineConfig(BaseSettings):
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="auto: CUDA where there is one. cuda:N: that GPU only.",
     )
-    attention_backend: Literal["auto", "amx", "flash", "sdpa", "flashinfer", "flash_attn"] = Field(
+    attention_backend: Literal["auto", "native", "flash", "sdpa", "flashinfer", "flash_attn"] = Field(
         "auto",
-        description="auto: amx on CPUs that have it, else flash; on CUDA flashinfer or flash_attn, "
+        description="auto: native on CPUs that have it, else flash; on CUDA flashinfer or flash_attn, "
         "if installed, else sdpa.",
     )
     context_length: Positive | None = Field(

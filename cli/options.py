@@ -111,7 +111,7 @@ LoadFormat = Annotated[str | None, _engine("load_format", MODEL, "auto|dummy")]
 Dtype = Annotated[str | None, _engine("dtype", MODEL, "auto|float32|bfloat16|float16")]
 Device = Annotated[str | None, _engine("device", MODEL, "auto|cpu|cuda|cuda:N")]
 AttentionBackend = Annotated[
-    str | None, _engine("attention_backend", MODEL, "auto|amx|flash|sdpa|flashinfer|flash_attn")
+    str | None, _engine("attention_backend", MODEL, "auto|native|flash|sdpa|flashinfer|flash_attn")
 ]
 ContextLength = Annotated[int | None, _engine("context_length", MODEL, "N")]
 

@@ -7,15 +7,15 @@ from importlib.util import find_spec
 
 import torch
 
-from actorpp.stages.amx_backend import AmxBackend
 from actorpp.stages.backend_names import ON_CUDA, check_backend, resolved
 from actorpp.stages.backends import AttentionBackend, FlashBackend, SdpaBackend
 from actorpp.stages.cuda_backends import FlashAttnBackend, FlashInferBackend
+from actorpp.stages.native_backend import NativeBackend
 
 BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
     "sdpa": SdpaBackend,
     "flash": FlashBackend,
-    "amx": AmxBackend,
+    "native": NativeBackend,
     "flashinfer": FlashInferBackend,
     "flash_attn": FlashAttnBackend,
 }
@@ -24,8 +24,8 @@ BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
 def choose_backend(name: str, device: torch.device) -> AttentionBackend:
     """The backend called ``name``.
 
-    ``auto`` is ``amx`` on CPUs that have it, else ``flash``; on CUDA from compute capability 8.0 on ``flashinfer`` or
-    ``flash_attn``, if one is installed; else ``sdpa``.
+    ``auto`` is ``native`` on CPUs that have it, else ``flash``; on CUDA from compute capability 8.0 on ``flashinfer``
+    or ``flash_attn``, if one is installed; else ``sdpa``.
 
     Raises:
         ConfigError: As ``check_backend``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from actorpp.errors import ConfigError
-from actorpp.stages import amx
+from actorpp.stages import native
 
 ON_CUDA = {"flashinfer": ("flashinfer", "flashinfer-python"), "flash_attn": ("flash_attn", "flash-attn")}
 """By name: module and package. ``auto`` takes the first that is installed; FlashInfer stands first because it reads
@@ -13,10 +13,10 @@ pages of any size in place."""
 
 
 def resolved(name: str, device_type: str) -> str:
-    """What ``auto`` is on CPUs: ``amx`` on those that have it, else ``flash``. Any other name, and ``auto`` on a device
-    that only the stages can ask, is as given."""
+    """What ``auto`` is on CPUs: ``native`` on those that have it, else ``flash``. Any other name, and ``auto`` on a
+    device that only the stages can ask, is as given."""
     if name == "auto" and device_type == "cpu":
-        return "amx" if amx.library() else "flash"
+        return "native" if native.library() else "flash"
     return name
 
 
@@ -30,9 +30,9 @@ def check_backend(name: str, device_type: str) -> None:
         raise ConfigError(
             "attention backend 'flash' is the CPU kernel; use 'sdpa' elsewhere", param="attention_backend"
         )
-    if name == "amx" and (device_type != "cpu" or amx.library() is None):
+    if name == "native" and (device_type != "cpu" or native.library() is None):
         raise ConfigError(
-            "attention backend 'amx' needs an x86 CPU with AMX tiles for bfloat16, and a C compiler at installation",
+            "attention backend 'native' needs an x86 CPU with AMX or AVX512-BF16, and a C compiler at installation",
             param="attention_backend",
         )
     if name not in ON_CUDA:

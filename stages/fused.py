@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from actorpp.stages import amx
-from actorpp.stages.amx_backend import AmxBackend
-from actorpp.stages.amx_layer import AmxLayers, Batches, Rotary
+from actorpp.stages import native
 from actorpp.stages.backends import AttentionBackend, Scoring
 from actorpp.stages.history import LayerKV
 from actorpp.stages.linears import PackedLinear, TiledLinear, gate_with, join
+from actorpp.stages.native_backend import NativeBackend
+from actorpp.stages.native_layer import Batches, NativeLayers, Rotary
 from actorpp.stages.packed import PackedCache
 
 _FORM = {
@@ -75,14 +75,14 @@ class FusedLayer:
         added: torch.Tensor = self._down.plus(self._gate.gated(rms_norm(hidden_states, *second)), hidden_states)
         return added
 
-    def described(self) -> amx.Layer | None:
+    def described(self) -> native.Layer | None:
         """The same as the library takes it, which then has this layer's addresses; None if it does not compute it."""
         linears = (self._project, self._output, self._gate, self._down)
         tiled = [linear.described for linear in linears if isinstance(linear, TiledLinear)]
         if len(tiled) < len(linears) or self._width % 32 or self._scoring.softcap or self._scoring.scaling <= 0:
             return None
-        return amx.Layer(
-            *(amx.Norm(weight.data_ptr(), epsilon) for weight, epsilon in self._norms),
+        return native.Layer(
+            *(native.Norm(weight.data_ptr(), epsilon) for weight, epsilon in self._norms),
             *tiled,
             heads=self._queries,
             kv_heads=self._keys,
@@ -104,11 +104,11 @@ class FusedRun:
         self._shared = shared
 
     @cached_property
-    def _in_one_call(self) -> AmxLayers | None:
+    def _in_one_call(self) -> NativeLayers | None:
         described = [found for layer in self.layers if (found := layer.described()) is not None]
         if len(described) < len(self.layers):
             return None
-        return AmxLayers([layer.index for layer in self.layers], described)
+        return NativeLayers([layer.index for layer in self.layers], described)
 
     def __call__(
         self,
@@ -120,7 +120,7 @@ class FusedRun:
         **kwargs: Any,
     ) -> torch.Tensor:
         """As ``FusedLayer``, all in turn."""
-        if self._in_one_call is not None and type(backend) is AmxBackend:
+        if self._in_one_call is not None and type(backend) is NativeBackend:
             batch = self._shared.batches.of(packed, self._shared.angles.of(position_embeddings))
             return self._in_one_call(hidden_states, packed, batch)
         for layer in self.layers:
@@ -161,7 +161,7 @@ class Shared:
 
 def rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Root mean square normalisation (Zhang and Sennrich, 2019), in float32 but for the weight."""
-    library, size = amx.library(), hidden_states.shape[-1]
+    library, size = native.library(), hidden_states.shape[-1]
     if library is not None and size % 16 == 0 and hidden_states.is_contiguous():
         out = torch.empty_like(hidden_states)
         library.actorpp_rms_norm(
@@ -175,7 +175,7 @@ def rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor, epsilon: float) 
 
 def rotate(heads: torch.Tensor, count: int, cos: torch.Tensor, sin: torch.Tensor) -> None:
     """Rotate, in place, the first ``count`` heads of (T, heads, head_dim) by the angles of their positions."""
-    library, (rows, _, width) = amx.library(), heads.shape
+    library, (rows, _, width) = native.library(), heads.shape
     if cos.shape != (rows, width):
         raise RuntimeError("rotary embeddings of a part of a head")
     if library is not None and width % 32 == 0:

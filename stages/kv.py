@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from actorpp.errors import ProtocolError
-from actorpp.stages import amx
+from actorpp.stages import native
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
 
@@ -136,7 +136,7 @@ class KVArena:
 def _file(side: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
     """``side[:, slots] = new``, with (heads, slots, width) and (heads, T, width)."""
     head, row, element = new.stride()
-    library = amx.library()
+    library = native.library()
     if library is None or side.device.type != "cpu" or side.dtype != new.dtype or element != 1:
         side.index_copy_(1, slots, new)
         return

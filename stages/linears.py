@@ -1,9 +1,9 @@
 """Linear layers in bfloat16 on CPUs, with weights laid out once for the kernels that read them.
 
 A plain ``nn.Linear`` hands its weight over row by row, and oneDNN lays it out anew in each call or reads it badly: for
-the few rows of a decode step that is most of the time. On CPUs with a tile unit our own kernel computes what it can,
-elsewhere oneDNN. float32 gains nothing from it [``python -m tests.bench.steps``] and stays as it is. Nothing here knows
-transformers.
+the few rows of a decode step that is most of the time. On CPUs that the library knows our own kernel computes what it
+can, elsewhere oneDNN. float32 gains nothing from it [``python -m tests.bench.steps``] and stays as it is. Nothing here
+knows transformers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from actorpp.stages import amx
+from actorpp.stages import native
 
 ROWS = 512
 """Rows for which oneDNN's layout is chosen; it was as fast as any for fewer."""
@@ -24,8 +24,9 @@ ROWS = 512
 PANEL = 32
 """Output features of a panel of tiles, and input features of a tile; two tiles of half as many outputs are a panel."""
 
-DEEPEST = 2048
-"""Input features up to which our kernel is the faster one also for hundreds of rows; from 4096 on it is slower."""
+DEEPEST = {native.VECTORS: 4096, native.TILES: 2048}
+"""By unit: input features up to which our kernel is as fast as oneDNN's also for hundreds of rows. On tiles it is
+slower from 4096 on; on vectors by a tenth for 14336."""
 
 
 class PackedLinear(nn.Module, ABC):
@@ -89,7 +90,7 @@ class OneDnnLinear(PackedLinear):
 
 
 class TiledLinear(PackedLinear):
-    """Our kernel on the tile unit (``amx_linear.c``), for features in multiples of 32.
+    """Our kernel (``native_linear.c``), for features in multiples of 32. Vectors take weights as tiles do.
 
     What it gives for a row depends neither on how many others there are nor on the number of threads.
 
@@ -101,7 +102,7 @@ class TiledLinear(PackedLinear):
         super().__init__(weight, bias)
         tiles = weight.detach().view(-1, 2, PANEL // 2, self.in_features // PANEL, PANEL // 2, 2)
         self._tiles = tiles.permute(0, 3, 1, 4, 2, 5).contiguous()
-        self.described = amx.Linear(
+        self.described = native.Linear(
             weight=self._tiles.data_ptr(),
             bias=None if self.bias is None else self.bias.data_ptr(),
             in_features=self.in_features,
@@ -129,7 +130,7 @@ class TiledLinear(PackedLinear):
         out = torch.empty(*hidden_states.shape[:-1], features, dtype=torch.bfloat16)
         rows = as_rows(hidden_states, (*out.shape[:-1], self.in_features))
         added = None if summand is None else as_rows(summand, out.shape)
-        amx.library().actorpp_amx_linear(
+        native.library().actorpp_linear(
             ctypes.addressof(self.described),
             rows.data_ptr(),
             None if added is None else added.data_ptr(),
@@ -150,8 +151,8 @@ def as_rows(values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
     """The layer (out_features, in_features) in the layout of the fastest kernel that can compute it."""
-    fits = weight.shape[1] <= DEEPEST and not any(features % PANEL for features in weight.shape)
-    return TiledLinear(weight, bias) if fits and amx.library() is not None else OneDnnLinear(weight, bias)
+    fits = weight.shape[1] <= DEEPEST.get(native.unit(), 0) and not any(features % PANEL for features in weight.shape)
+    return TiledLinear(weight, bias) if fits else OneDnnLinear(weight, bias)
 
 
 def join(parts: Sequence[PackedLinear]) -> PackedLinear:

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from actorpp.stages.amx_layer import Rotary
 from actorpp.stages.backends import AttentionBackend
 from actorpp.stages.exhaustion import Rows
 from actorpp.stages.fused import FusedRun, alike, rms_norm
 from actorpp.stages.loader import LoadedModel
+from actorpp.stages.native_layer import Rotary
 from actorpp.stages.packed import PackedCache, ProbeCache
 from actorpp.stages.spec import StageSpec
 

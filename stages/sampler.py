@@ -22,7 +22,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from actorpp.stages import amx
+from actorpp.stages import native
 from actorpp.stages.messages import SamplingParams
 
 
@@ -117,7 +117,7 @@ def _likeliest(logits: torch.Tensor) -> torch.Tensor:
     """(R,) int64: where the largest of each row is, the first of several; NaN counts as larger than all else."""
     if logits.device.type != "cpu":
         return logits.argmax(dim=-1)
-    library = amx.library()
+    library = native.library()
     if library is None or logits.dtype != torch.bfloat16 or not logits.is_contiguous():
         return torch.from_numpy(logits.float().numpy().argmax(axis=-1))  # torch's takes four times as long
     ids = torch.empty(len(logits), dtype=torch.int64)

@@ -55,7 +55,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     load_format: Literal["auto", "dummy"] = "auto"
     async_depth: int = 1
     seed: int = 0
-    attention_backend: Literal["auto", "amx", "flash", "sdpa", "flashinfer", "flash_attn"] = "auto"
+    attention_backend: Literal["auto", "native", "flash", "sdpa", "flashinfer", "flash_attn"] = "auto"
     kv_tokens: int | None = None
     mem_fraction_static: float = 0.4
     colocated: int = 1

@@ -36,7 +36,7 @@ from torch import nn
 
 from actorpp.cli.machine import cpu_name
 from actorpp.coordinator.ports import compute_environment
-from actorpp.stages import amx
+from actorpp.stages import native
 from actorpp.stages.backends import AttentionBackend, Scoring
 from actorpp.stages.checkpoint import resolve
 from actorpp.stages.history import LayerKV
@@ -170,8 +170,8 @@ def measure(model: Path, dtype: str, jobs: Sequence[Job], *, rounds: int, machin
     def compute_layers(*arguments: Any) -> None:
         layers.seconds += _cpu_seconds(lambda: compute(*arguments))
 
-    compute = amx.compute_layers
-    with timed_products(products), patch.object(amx, "compute_layers", compute_layers):
+    compute = native.compute_layers
+    with timed_products(products), patch.object(native, "compute_layers", compute_layers):
         way = Way(model, dtype, contextlib.nullcontext)
         backend = way.host._backend
         found: dict[str, list[Sample]] = {job.name: [] for job in jobs}

@@ -9,8 +9,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from actorpp.stages import amx
-from actorpp.stages.amx_backend import AmxBackend
+from actorpp.stages import native
+from actorpp.stages.native_backend import NativeBackend
 from tests.exactness.chain import Chain, recorded_logits
 from tests.exactness.families import FAMILIES
 from tests.exactness.tiny import save_tiny
@@ -51,7 +51,7 @@ def test_fused_layers_compute_what_their_own_code_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, library: bool
 ) -> None:
     if not library:
-        monkeypatch.setattr(amx, "library", lambda: None)
+        monkeypatch.setattr(native, "library", lambda: None)
     fused = _chain(tmp_path, family, 2)
     assert _fused(fused) == [0, 1, 2, 3, 4]
     assert not [name for host in fused.hosts for name, _ in host.model.named_modules() if "q_proj" in name]
@@ -62,13 +62,13 @@ def test_fused_layers_compute_what_their_own_code_does(
     assert (ours - oracle).norm() < 1.1 * (theirs - oracle).norm()
 
 
-@pytest.mark.skipif(not amx.library(), reason="no CPU with AMX tiles, or no C compiler at installation")
+@pytest.mark.usefixtures("unit")
 @pytest.mark.parametrize(("chunk", "width"), [(4, 32), (70, 64), (35, 96)])
 @pytest.mark.parametrize("family", ["llama with yarn and biases", "mistral"])
 def test_layers_in_one_call_give_the_same_bits(tmp_path: Path, family: str, chunk: int, width: int) -> None:
     """As the functions one by one, which any other backend than the library's own is called between."""
 
-    class Other(AmxBackend):
+    class Other(NativeBackend):
         pass
 
     found = FAMILIES[family]
@@ -76,7 +76,7 @@ def test_layers_in_one_call_give_the_same_bits(tmp_path: Path, family: str, chun
     whole, parts = (Chain(path, 2, dtype="bfloat16") for _ in range(2))
     for host in parts.hosts:
         host._backend = Other()
-    with patch.object(amx, "compute_layers", wraps=amx.compute_layers) as calls:
+    with patch.object(native, "compute_layers", wraps=native.compute_layers) as calls:
         one_by_one = _logits(parts, chunk)
         assert not calls.called
         assert torch.equal(_logits(whole, chunk), one_by_one)

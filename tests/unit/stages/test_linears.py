@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from actorpp.stages import amx
+from actorpp.stages import native
 from actorpp.stages.linears import OneDnnLinear, PackedLinear, TiledLinear, gate_with, join, pack_linears, packed
 from actorpp.stages.loader import PassThrough
 from tests.exactness.chain import Chain
@@ -38,12 +38,18 @@ def test_packed_layer_computes_the_product(rows: int, bias: bool) -> None:
         torch.testing.assert_close(packed(linear.weight, linear.bias)(hidden).double(), exact, rtol=2**-8, atol=2e-3)
 
 
-@pytest.mark.parametrize("library", [True, False])
-def test_the_layout_follows_the_shape_and_the_library(monkeypatch: pytest.MonkeyPatch, library: bool) -> None:
-    monkeypatch.setattr(amx, "library", object if library else lambda: None)
-    shapes = [(64, 96), (40, 96), (64, 100), (32, 4096)]
-    layouts = [type(packed(torch.ones(shape).bfloat16(), None)) for shape in shapes]
-    assert layouts == [TiledLinear if library else OneDnnLinear, *[OneDnnLinear] * 3]
+@pytest.mark.parametrize(
+    ("unit", "deepest"),
+    [(native.NOTHING, 0), (native.VECTORS, 4096), (native.TILES, 2048)],
+    ids=["none", "vectors", "tiles"],
+)
+def test_the_layout_follows_the_shape_and_the_unit(monkeypatch: pytest.MonkeyPatch, unit: int, deepest: int) -> None:
+    monkeypatch.setattr(native, "unit", lambda: unit)
+    for out_features, in_features in [(64, 96), (32, 2048), (32, 2080), (32, 4096), (32, 4128)]:
+        layer = packed(torch.ones(out_features, in_features).bfloat16(), None)
+        assert isinstance(layer, TiledLinear if in_features <= deepest else OneDnnLinear)
+    for shape in [(40, 96), (64, 100)]:
+        assert isinstance(packed(torch.ones(shape).bfloat16(), None), OneDnnLinear)
 
 
 @pytest.mark.parametrize("layout", [TiledLinear, OneDnnLinear])
@@ -56,7 +62,7 @@ def test_weights_are_read_back_out_of_a_layout(layout: type[PackedLinear]) -> No
 def test_joined_layers_compute_what_their_parts_do(monkeypatch: pytest.MonkeyPatch, library: bool) -> None:
     """Also where only one has a bias."""
     if not library:
-        monkeypatch.setattr(amx, "library", lambda: None)
+        monkeypatch.setattr(native, "library", lambda: None)
     torch.manual_seed(1)
     bias = torch.randn(64).bfloat16()
     parts = [packed(torch.randn(64, 96).bfloat16(), own) for own in (None, bias)]

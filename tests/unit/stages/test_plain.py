@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaModel
 
-from actorpp.stages import amx
+from actorpp.stages import native
 from actorpp.stages.loader import load_stage_model
 from actorpp.stages.messages import SamplingParams, Segment
 from tests.exactness.chain import Chain, recorded_logits
@@ -72,7 +72,7 @@ def test_none_of_a_models_own_code_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, stages: int, library: bool
 ) -> None:
     if not library:
-        monkeypatch.setattr(amx, "library", lambda: None)
+        monkeypatch.setattr(native, "library", lambda: None)
     found = FAMILIES[family]
     chain = Chain(save_tiny(tmp_path, found.model_type, **found.options), stages, dtype="bfloat16")
     assert all(_recognised(chain))

@@ -5,12 +5,11 @@
    of torch's. One thread computes all rows; beside the products that is nothing. Arithmetic is in float32, and each
    result is rounded once, to the nearest even. Pointers are to rows that lie one behind the other.
 
-   This file knows nothing of Python or torch: stages/amx.py calls it, on CPUs for which actorpp_amx_start returned
-   0. */
+   This file knows nothing of Python or torch: stages/native.py calls it, on CPUs for which actorpp_start found a unit. */
 
-#include "amx.h"
+#include "native.h"
 
-#ifdef TILES
+#ifdef COMPILED
 
 #include <math.h>
 
@@ -106,7 +105,7 @@ void actorpp_likeliest(const bf16 *x, int64_t *ids, int64_t rows, int64_t n) {
     }
 }
 
-END_OF_TILES
+END_OF_TARGET
 
 #else
 

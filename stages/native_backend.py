@@ -1,16 +1,16 @@
-"""Attention in bfloat16 on the tile unit (AMX) of x86 CPUs: all segments of a step in one call of our own library."""
+"""Attention in bfloat16 on x86 CPUs: all segments of a step in one call of our own library."""
 
 from __future__ import annotations
 
 import torch
 
-from actorpp.stages import amx
+from actorpp.stages import native
 from actorpp.stages.backends import FlashBackend, Scoring
 from actorpp.stages.history import LayerKV
 
 
-class AmxBackend(FlashBackend):
-    """Chunks of a prompt take about 0.4 of the flash kernel's time [``python -m tests.bench.steps``].
+class NativeBackend(FlashBackend):
+    """Chunks far into a prompt take about 0.4 of the flash kernel's time [``python -m tests.bench.steps``].
 
     What the library does not compute goes to ``FlashBackend``: other types than bfloat16, latents, soft caps, and
     widths that are no multiple of 32.
@@ -28,7 +28,7 @@ class AmxBackend(FlashBackend):
         out = torch.empty(tokens, heads, widths[1], dtype=query.dtype)
         lse = torch.empty(tokens, heads) if with_lse else None
         segments, runs = kv.layout.tables
-        step = amx.AttentionStep(
+        step = native.AttentionStep(
             query=side(query),
             key=side(kv.keys),
             value=side(kv.values),
@@ -46,11 +46,11 @@ class AmxBackend(FlashBackend):
             scaling=scoring.scaling,
             threads=torch.get_num_threads(),
         )
-        amx.attend(step)
+        native.attend(step)
         return out, lse
 
 
-def side(tensor: torch.Tensor) -> amx.Side:
+def side(tensor: torch.Tensor) -> native.Side:
     """A (heads, tokens, width) tensor, whose elements of a token lie side by side as all of a step do."""
     head, token, _ = tensor.stride()
-    return amx.Side(tensor.data_ptr(), head, token)
+    return native.Side(tensor.data_ptr(), head, token)

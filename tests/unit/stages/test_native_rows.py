@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actorpp.stages import amx
+from actorpp.stages import native
 from actorpp.stages.fused import Angles, rms_norm, rotate
 from actorpp.stages.kv import KVArena, LayerShape
 from actorpp.stages.messages import SamplingParams
 from actorpp.stages.sampler import SampleRow, processors, sample
 
-pytestmark = pytest.mark.skipif(not amx.library(), reason="no CPU with AMX tiles, or no C compiler at installation")
+pytestmark = pytest.mark.skipif(not native.library(), reason="no x86 CPU with AMX or AVX512-BF16, or no C compiler")
 
 
 @pytest.mark.parametrize("rows", [1, 3, 70])
@@ -20,7 +20,7 @@ def test_rms_norm_is_torchs(monkeypatch: pytest.MonkeyPatch, rows: int, scale: f
     torch.manual_seed(rows)
     hidden, weight = (torch.randn(1, rows, 96) * scale).bfloat16(), torch.randn(96).bfloat16()
     ours = rms_norm(hidden, weight, 1e-5)
-    monkeypatch.setattr(amx, "library", lambda: None)
+    monkeypatch.setattr(native, "library", lambda: None)
     theirs = rms_norm(hidden, weight, 1e-5)
     assert (ours != theirs).float().mean() < 0.01  # the mean's last bit, at the border between two roundings
     torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=0)
@@ -44,7 +44,7 @@ def test_heads_are_rotated_and_the_others_left(monkeypatch: pytest.MonkeyPatch, 
     cos, sin = Angles().of((angles.cos().bfloat16(), angles.sin().bfloat16()))
     ours, theirs = heads.clone(), heads.clone()
     rotate(ours, 4, cos, sin)
-    monkeypatch.setattr(amx, "library", lambda: None)
+    monkeypatch.setattr(native, "library", lambda: None)
     rotate(theirs, 4, cos, sin)
     exact = heads[:, :4].double() * cos[:, None] + heads[:, :4].double().roll(width // 2, -1) * sin[:, None]
     torch.testing.assert_close(ours[:, :4].double(), exact, rtol=2**-8, atol=1e-6)
@@ -65,7 +65,7 @@ def test_the_likeliest_id_is_torchs(monkeypatch: pytest.MonkeyPatch, width: int)
     logits[11, width // 3], logits[11, -1] = torch.inf, -torch.nan
     rows = [SampleRow(SamplingParams(temperature=0), processors(SamplingParams(temperature=0), 1), 0)] * 30
     ours, broken = sample(logits, rows)
-    monkeypatch.setattr(amx, "library", lambda: None)
+    monkeypatch.setattr(native, "library", lambda: None)
     theirs, found = sample(logits, rows)
     assert torch.equal(ours, theirs)
     assert torch.equal(ours, logits.float().argmax(dim=-1))
@@ -83,7 +83,7 @@ def test_keys_and_values_are_filed_where_they_belong(monkeypatch: pytest.MonkeyP
             for view in arena.page(page):
                 view.zero_()
     arenas[0].write(3, slots, keys.transpose(0, 1)[1:3], values)
-    monkeypatch.setattr(amx, "library", lambda: None)
+    monkeypatch.setattr(native, "library", lambda: None)
     arenas[1].write(3, slots, keys.transpose(0, 1)[1:3], values)
     for ours, theirs in zip(arenas[0].tensors(3), arenas[1].tensors(3), strict=True):
         assert torch.equal(ours, theirs)

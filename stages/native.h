@@ -1,17 +1,22 @@
-/* What the files of the library share: the vector and tile unit's intrinsics, their smallest pieces, and threads.
+/* What the files of the library share: intrinsics, their smallest pieces, and threads.
 
-   TILES is defined where the compiler knows the tile unit (AMX) of x86 CPUs, and what is defined for it ends with
-   END_OF_TILES. Elsewhere a file's functions are empty, and actorpp_amx_start says that they are not to be called. */
+   Matrix products are computed by one of two units of x86 CPUs: tiles (AMX), or vectors with instructions for bfloat16
+   (AVX512-BF16). Operands are laid out alike for both, and all else is the same. COMPILED is defined where the compiler
+   knows them, and what is defined for them ends with END_OF_TARGET. Elsewhere a file's functions are empty, and
+   actorpp_start says that they are not to be called. */
 
 #pragma once
 
 #include <stdint.h>
 
-/* As in stages/amx.py; to be raised there and here with every change of a function. */
-enum { INTERFACE = 7 };
+/* As in stages/native.py; to be raised there and here with every change of a function. */
+enum { INTERFACE = 8 };
+
+/* What products are computed on, the slowest first. */
+enum { NOTHING, VECTORS, TILES };
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 11)
-#define TILES
+#define COMPILED
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -20,10 +25,11 @@ enum { INTERFACE = 7 };
 #if defined(__clang__)
 #pragma clang attribute push( \
     __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16"))), apply_to = function)
-#define END_OF_TILES _Pragma("clang attribute pop")
+#define END_OF_TARGET _Pragma("clang attribute pop")
 #else
+#pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
-#define END_OF_TILES
+#define END_OF_TARGET _Pragma("GCC pop_options")
 #endif
 #include <immintrin.h>
 
@@ -36,7 +42,11 @@ enum {
     TILE = 512,  /* bfloat16 numbers of a tile: 16 rows of 64 bytes */
     GROUP = 32,  /* bfloat16 numbers of a cache line, of a row of a tile */
     MAX_THREADS = 64,
+    AT_A_TIME = 8, /* rows that vectors multiply with two columns of numbers: twice as many sums hide what each takes */
 };
+
+/* VECTORS or TILES, as actorpp_start found. */
+extern int actorpp_unit;
 
 /* Sixteen bfloat16 numbers as float32. */
 INLINE __m512 load(const bf16 *from) {
@@ -116,6 +126,26 @@ typedef struct {
     int32_t threads; /* at most */
 } Step;
 
+/* What vectors do for what tiles do with rows of one operand and columns of the other: add to sum (r, c) the products of
+   the pairs of numbers of row r with those of column c. A vector holds a pair of each of 16 columns, and the next pair
+   of these lies behind it, as in a tile. There are one or two times 16 columns, up to AT_A_TIME rows. */
+INLINE void add_products(__m512 sums[AT_A_TIME][2], int rows, int columns, const bf16 *row, int64_t row_stride,
+                         const bf16 *column, const bf16 *next_column, int pairs) {
+#pragma GCC unroll 1
+    for (int pair = 0; pair < pairs; pair++) {
+        __m512bh first = (__m512bh)_mm512_loadu_si512(column + pair * GROUP), second = first;
+        if (columns == 2) second = (__m512bh)_mm512_loadu_si512(next_column + pair * GROUP);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            int32_t both;
+            memcpy(&both, row + r * row_stride + 2 * pair, sizeof both);
+            __m512bh of_row = (__m512bh)_mm512_set1_epi32(both);
+            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], first, of_row);
+            if (columns == 2) sums[r][1] = _mm512_dpbf16_ps(sums[r][1], second, of_row);
+        }
+    }
+}
+
 /* Call work with each of count parts (at most MAX_THREADS, of so many bytes), each in a thread of its own where there
    are threads to be had. */
 static inline void in_threads(void *(*work)(void *), void *parts, size_t bytes, int count) {
@@ -131,14 +161,14 @@ static inline void in_threads(void *(*work)(void *), void *parts, size_t bytes, 
 
 /* Compute a step. Widths are multiples of 32, kv_heads divides heads, scaling is positive, and a token's elements lie
    side by side: the caller has checked that. Returns 0, or 1 when there is no memory. */
-int actorpp_amx_attend(const Step *step);
+int actorpp_attend(const Step *step);
 
 /* out = input * weight + bias, plus other where it has data. Gated: each panel's first 16 outputs g gate its last 16,
    u: SiLU(g) * u. Features are multiples of 32; other and out may be the same. At most so many threads compute. */
 void actorpp_multiply(const Linear *linear, Rows input, Rows other, Rows out, int64_t rows, int gated, int threads);
 
 /* The same of rows that lie one behind the other; other may be NULL. */
-void actorpp_amx_linear(const Linear *linear, const bf16 *input, const bf16 *other, bf16 *out, int64_t rows,
+void actorpp_linear(const Linear *linear, const bf16 *input, const bf16 *other, bf16 *out, int64_t rows,
                         int32_t gated, int32_t threads);
 
 /* out = weight * bf16(x / sqrt(mean(x * x) + epsilon)) for each row of n numbers, a multiple of 16. */

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actorpp.stages import amx
 from actorpp.stages.linears import OneDnnLinear, TiledLinear, gate_with
 
-pytestmark = pytest.mark.skipif(not amx.library(), reason="no CPU with AMX tiles, or no C compiler at installation")
+pytestmark = pytest.mark.usefixtures("unit")
 
 SHAPES = [(32, 32), (576, 96), (1056, 64)]
 """in_features, out_features."""

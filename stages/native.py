@@ -1,8 +1,9 @@
-"""The library for x86 CPUs with a tile unit (AMX): where it is, and what it is given.
+"""The library for x86 CPUs that multiply bfloat16, on tiles (AMX) or vectors (AVX512-BF16): where it is, and what it
+is given.
 
-It computes attention (``amx_attention.c``), linear layers (``amx_linear.c``), what stands between a layer's matrix
-products (``amx_rows.c``) and whole layers (``amx_layer.c``), and is compiled when the package is installed, if there is
-a C compiler. No torch here, so that the driver can ask whether stages will have it.
+It computes attention (``native_attention.c``), linear layers (``native_linear.c``), what stands between a layer's
+matrix products (``native_rows.c``) and whole layers (``native_layer.c``), and is compiled when the package is
+installed, if there is a C compiler. No torch here, so that the driver can ask whether stages will have it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from typing import Any
 
 from actorpp.errors import ConfigError
 
-LIBRARY = "actorpp.stages._amx"
+NOTHING, VECTORS, TILES = range(3)
+"""What matrix products are computed on, the slowest first."""
 
-INTERFACE = 7
-"""What this module takes the library's functions to be; the same number stands in ``amx.h``, and both are raised with
-every change of a function."""
+LIBRARY = "actorpp.stages._native"
+
+INTERFACE = 8
+"""What this module takes the library's functions to be; the same number stands in ``native.h``, and both are raised
+with every change of a function."""
 
 
 class Side(ctypes.Structure):
@@ -63,7 +67,7 @@ class AttentionStep(ctypes.Structure):
 
 
 class Linear(ctypes.Structure):
-    """A linear layer as ``actorpp_amx_linear`` takes it; ``bias`` may be None."""
+    """A linear layer as ``actorpp_linear`` takes it; ``bias`` may be None."""
 
     _fields_ = (
         ("weight", ctypes.c_void_p),
@@ -131,7 +135,7 @@ class Batch(ctypes.Structure):
 
 @cache
 def library() -> Any:
-    """The library, ready to compute; None where it was not compiled or the CPU has no tile unit.
+    """The library, ready to compute on the best unit of the CPU; None where it was not compiled or there is none.
 
     Raises:
         ConfigError: It was compiled from other sources than these.
@@ -140,7 +144,7 @@ def library() -> Any:
     if spec is None or spec.origin is None:
         return None
     loaded = ctypes.CDLL(spec.origin)
-    interface = getattr(loaded, "actorpp_amx_interface", None)
+    interface = getattr(loaded, "actorpp_interface", None)
     if interface is None or interface() != INTERFACE:
         raise ConfigError(f"{spec.origin} is not of this version: install again (pip install .)")
     pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -148,19 +152,24 @@ def library() -> Any:
     loaded.actorpp_rotate.argtypes = (*[pointer] * 3, *[number] * 4)
     loaded.actorpp_file.argtypes = (*[pointer] * 3, *[number] * 7)
     loaded.actorpp_likeliest.argtypes = (*[pointer] * 2, *[number] * 2)
-    loaded.actorpp_amx_layers.argtypes = (pointer, number, *[pointer] * 4)
-    loaded.actorpp_amx_linear.argtypes = (*[pointer] * 4, number, *[ctypes.c_int32] * 2)
-    return loaded if loaded.actorpp_amx_start() == 0 else None
+    loaded.actorpp_layers.argtypes = (pointer, number, *[pointer] * 4)
+    loaded.actorpp_linear.argtypes = (*[pointer] * 4, number, *[ctypes.c_int32] * 2)
+    return loaded if loaded.actorpp_start(TILES) != NOTHING else None
+
+
+def unit() -> int:
+    """What the library computes products on."""
+    return NOTHING if library() is None else ctypes.c_int.in_dll(library(), "actorpp_unit").value
 
 
 def attend(step: AttentionStep) -> None:
     """Compute ``step``, without Python's lock. Raises MemoryError."""
-    if library().actorpp_amx_attend(ctypes.byref(step)):
+    if library().actorpp_attend(ctypes.byref(step)):
         raise MemoryError("no memory for the attention of a step")
 
 
 def compute_layers(layers: ctypes.Array[Layer], batch: Batch, hidden: int, scratch: int, out: int) -> None:
     """Compute layers in turn, without Python's lock, from and to the memory at these addresses. Raises MemoryError."""
     first, count, step = ctypes.addressof(layers), len(layers), ctypes.addressof(batch)
-    if library().actorpp_amx_layers(first, count, step, hidden, scratch, out):
+    if library().actorpp_layers(first, count, step, hidden, scratch, out):
         raise MemoryError("no memory for the attention of a step")

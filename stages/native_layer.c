@@ -5,12 +5,11 @@
    caches each time. What is the same in all steps is described once (Layer), and what is the same in all layers of a
    step once a step (Batch).
 
-   This file knows nothing of Python or torch: stages/amx.py calls it, on CPUs for which actorpp_amx_start returned
-   0. */
+   This file knows nothing of Python or torch: stages/native.py calls it, on CPUs for which actorpp_start found a unit. */
 
-#include "amx.h"
+#include "native.h"
 
-#ifdef TILES
+#ifdef COMPILED
 
 typedef struct {
     const bf16 *weight;
@@ -87,7 +86,7 @@ static int compute(const Layer *layer, const Batch *batch, Rows hidden, bf16 *sc
     actorpp_turn(heads, batch->cos, batch->sin, rows, layer->heads + layer->kv_heads, layer->width);
     file(batch, layer, &layer->key, &heads, queries);
     file(batch, layer, &layer->value, &heads, queries + layer->kv_heads * layer->width);
-    if (actorpp_amx_attend(&step)) return 0;
+    if (actorpp_attend(&step)) return 0;
     multiply(batch, &layer->output, attended, hidden, hidden, 0);
     normalise(batch, &layer->before_mlp, hidden, normed, hidden_size);
     multiply(batch, &layer->gated, normed, none, gated, 1);
@@ -98,7 +97,7 @@ static int compute(const Layer *layer, const Batch *batch, Rows hidden, bf16 *sc
 /* Compute the layers in turn. hidden, out: (rows, hidden_size). scratch: for each row twice as many numbers as
    hidden_size, and as many as project of a layer has outputs and its output and down have inputs. Returns 0, or 1 when
    there is no memory. */
-int actorpp_amx_layers(const Layer *layers, int64_t count, const Batch *batch, const bf16 *hidden, bf16 *scratch,
+int actorpp_layers(const Layer *layers, int64_t count, const Batch *batch, const bf16 *hidden, bf16 *scratch,
                        bf16 *out) {
     int64_t n = layers->project.in_features;
     Rows between = group_by_group(scratch, batch->rows);
@@ -109,10 +108,10 @@ int actorpp_amx_layers(const Layer *layers, int64_t count, const Batch *batch, c
     return 0;
 }
 
-END_OF_TILES
+END_OF_TARGET
 
 #else
 
-void actorpp_amx_layers(void) {}
+void actorpp_layers(void) {}
 
 #endif

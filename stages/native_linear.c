@@ -1,21 +1,20 @@
-/* Linear layers in bfloat16 on the tile unit (AMX) of x86 CPUs: products of any number of rows with weights that were
-   laid out as tiles, and what follows a product.
+/* Linear layers in bfloat16 on the tile unit (AMX) or the vector unit of x86 CPUs: products of any number of rows with
+   weights that were laid out as tiles, and what follows a product.
 
    Weights come in panels of 32 output features: for each 32 input features two tiles of 16 outputs, whose rows hold
    pairs of inputs. A panel is multiplied with all rows before the next one is, so that each weight is read once from
    memory; the rows are read from the second cache again for each panel, with loads that do not drive the panel out of
-   the first. Three things go on beside the products: the next panel is fetched, and the sums of the block before are
-   finished, on the vector unit that would else wait.
+   the first. Beside the products the next panel is fetched; on tiles the sums of the block before are finished, too, on
+   the vector unit that would else wait.
 
    Sums are in float32, over the input features in their order, whatever the number of rows: what a row gives does not
    depend on those beside it, nor on the number of threads. Results are rounded once, to the nearest even.
 
-   This file knows nothing of Python or torch: stages/amx.py calls it, on CPUs for which actorpp_amx_start returned
-   0. */
+   This file knows nothing of Python or torch: stages/native.py calls it, on CPUs for which actorpp_start found a unit. */
 
-#include "amx.h"
+#include "native.h"
 
-#ifdef TILES
+#ifdef COMPILED
 
 enum {
     PANEL = 32,          /* output features of a panel, input features of a tile */
@@ -76,6 +75,42 @@ INLINE void finish_row(const Part *p, Finish finish, const Block *block, int row
     memcpy(to, &both, sizeof both);
 }
 
+/* Sum up so many rows of a block, from that one on, on vectors. Meanwhile fetch so many lines in each step from ahead
+   on. */
+INLINE void sum_up_rows(const Part *p, Block *block, int first, int rows, int64_t row_stride, const bf16 *ahead,
+                        int lines) {
+    int64_t n = p->in_features, group = p->input.group_stride;
+    const bf16 *weight = p->weight + block->panel * PANEL * n, *row = at(&p->input, block->row + first, 0);
+    __m512 sums[AT_A_TIME][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < n; i += PANEL, weight += PAIR, row += group) {
+        for (int line = 0; line < lines; line++, ahead += LINE) _mm_prefetch(ahead, _MM_HINT_T1);
+        add_products(sums, rows, 2, row, row_stride, weight, weight + TILE, PANEL / 2);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        _mm512_store_ps(block->sums + (first + r) * PANEL, sums[r][0]);
+        _mm512_store_ps(block->sums + (first + r) * PANEL + LANES, sums[r][1]);
+    }
+}
+
+/* Sum up a block on vectors. Meanwhile fetch so many lines for each 32 input features from ahead on. */
+INLINE void sum_up_on_vectors(const Part *p, Block *block, int64_t row_stride, const bf16 *ahead, int lines) {
+    for (int first = 0; first < block->rows; first += AT_A_TIME, lines = 0) {
+        switch (block->rows - first) {
+        case 1: sum_up_rows(p, block, first, 1, row_stride, ahead, lines); break;
+        case 2: sum_up_rows(p, block, first, 2, row_stride, ahead, lines); break;
+        case 3: sum_up_rows(p, block, first, 3, row_stride, ahead, lines); break;
+        case 4: sum_up_rows(p, block, first, 4, row_stride, ahead, lines); break;
+        case 5: sum_up_rows(p, block, first, 5, row_stride, ahead, lines); break;
+        case 6: sum_up_rows(p, block, first, 6, row_stride, ahead, lines); break;
+        case 7: sum_up_rows(p, block, first, 7, row_stride, ahead, lines); break;
+        default: sum_up_rows(p, block, first, AT_A_TIME, row_stride, ahead, lines);
+        }
+    }
+}
+
 /* Sum up a block of more than 16 rows (tall) or up to so many. Meanwhile finish the one before, and fetch so many lines
    in each step from ahead on. */
 INLINE void sum_up(const Part *p, Finish finish, Block *block, int tall, const Block *before, const bf16 *ahead,
@@ -125,6 +160,14 @@ INLINE void compute_rows(const Part *p, Finish finish, int64_t first, int64_t en
             block->row = row;
             block->panel = panel;
             block->rows = (int)(end - row < BLOCK ? end - row : BLOCK);
+            if (actorpp_unit == VECTORS) {
+                if (p->input.row_stride == GROUP)
+                    sum_up_on_vectors(p, block, GROUP, next, lines);
+                else
+                    sum_up_on_vectors(p, block, p->input.row_stride, next, lines);
+                for (int i = 0; i < block->rows; i++) finish_row(p, finish, block, i);
+                continue;
+            }
             if (block->rows != configured) {
                 uint8_t upper = (uint8_t)(block->rows < LANES ? block->rows : LANES);
                 uint8_t lower = (uint8_t)(block->rows - upper);
@@ -161,7 +204,7 @@ static void *work(void *part) {
     if (p->finish == PLAIN) compute(p, PLAIN);
     if (p->finish == PLUS) compute(p, PLUS);
     if (p->finish == GATED) compute(p, GATED);
-    _tile_release();
+    if (actorpp_unit == TILES) _tile_release();
     return NULL;
 }
 
@@ -179,18 +222,18 @@ void actorpp_multiply(const Linear *linear, Rows input, Rows other, Rows out, in
     in_threads(work, parts, sizeof *parts, (int)count);
 }
 
-void actorpp_amx_linear(const Linear *linear, const bf16 *input, const bf16 *other, bf16 *out, int64_t rows,
+void actorpp_linear(const Linear *linear, const bf16 *input, const bf16 *other, bf16 *out, int64_t rows,
                         int32_t gated, int32_t threads) {
     int64_t n = linear->out_features;
     actorpp_multiply(linear, row_by_row(input, linear->in_features), row_by_row(other, n),
                      row_by_row(out, gated ? n / 2 : n), rows, gated, threads);
 }
 
-END_OF_TILES
+END_OF_TARGET
 
 #else
 
 void actorpp_multiply(void) {}
-void actorpp_amx_linear(void) {}
+void actorpp_linear(void) {}
 
 #endif

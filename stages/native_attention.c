@@ -1,4 +1,5 @@
-/* Softmax attention of a packed step's bfloat16 queries over their requests' keys, on the tile unit (AMX) of x86 CPUs.
+/* Softmax attention of a packed step's bfloat16 queries over their requests' keys, on the tile unit (AMX) or the vector
+   unit of x86 CPUs.
 
    The online softmax is that of FlashAttention-2 (Dao, 2023): keys come in blocks, each query keeps the largest score,
    the sum of its weights and its weighted values so far. Products take bfloat16 and add up in float32; weights are
@@ -6,7 +7,8 @@
 
    The tile unit works beside the vector unit: while the scores of a block become weights, the values of the block before are
    added up and the block after is scored (a turn). So one block's scores are turned into weights with the largest score
-   known before it; where these become too large, which is rare, the block is done again.
+   known before it; where these become too large, which is rare, the block is done again. The vector unit alone does the
+   three one after the other.
 
    Everything is computed transposed. Sixteen queries (a group) are the columns of a tile and a vector's lanes, keys are
    its rows. So the largest score and the sum need no step across lanes, keys are read as they are stored, and the
@@ -15,19 +17,14 @@
 
    A step's result does not depend on the number of threads: each computes groups of its own.
 
-   This file knows nothing of Python or torch: stages/amx.py calls it. Where the compiler or the CPU knows no tile unit,
-   actorpp_amx_start says so and nothing else is called. */
+   This file knows nothing of Python or torch: stages/native.py calls it, on CPUs for which actorpp_start found a unit. */
 
-#include "amx.h"
+#include "native.h"
 
-#ifdef TILES
+#ifdef COMPILED
 
 #include <math.h>
 #include <stddef.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#include <cpuid.h>
 
 enum {
     BLOCK = 64,     /* keys of a turn: their scores and those of the next stay in the first cache, weights fill tiles */
@@ -161,6 +158,23 @@ INLINE __m512 weight(__m512 t) {
     return _mm512_scalef_ps(p, t);
 }
 
+INLINE Weighing begin_weighing(const Worker *w, const Group *g, int groups, int block, __m512 factor) {
+    Weighing v = {.scores = scores_of(w, block), .factor = factor};
+#pragma GCC unroll 2
+    for (int i = 0; i < groups; i++) {
+        /* Half of HIDDEN: where all keys so far are hidden, their weights are 0. */
+        __m512 largest = _mm512_max_ps(_mm512_load_ps(g[i].largest), _mm512_set1_ps(HIDDEN / 2));
+        v.shift[i] = _mm512_mul_ps(largest, factor);
+        v.total[i] = _mm512_load_ps(g[i].total);
+    }
+    return v;
+}
+
+INLINE void end_weighing(const Weighing *v, Group *g, int groups) {
+#pragma GCC unroll 2
+    for (int i = 0; i < groups; i++) _mm512_store_ps(g[i].total, v->total[i]);
+}
+
 /* Turn so many more pairs of rows of scores into weights, as the tile unit reads them: row k / 2 then holds keys k and
    k + 1. What is summed up are the rounded ones. */
 INLINE void weigh(Weighing *v, int groups, int pairs) {
@@ -190,14 +204,7 @@ INLINE void turn_of(const Worker *w, Group *g, int groups, int before, int now, 
     if (before != NONE) products += 2 * value_width / 16;
     if (after != NONE) products += 2 * BLOCK / 16 * ((key_width + 63) / 64);
     const int some = products ? pairs / products : 0;
-    Weighing v = {.scores = scores_of(w, now == NONE ? 0 : now), .factor = factor};
-#pragma GCC unroll 2
-    for (int i = 0; i < groups; i++) {
-        /* Half of HIDDEN: where all keys so far are hidden, their weights are 0. */
-        __m512 largest = _mm512_max_ps(_mm512_load_ps(g[i].largest), _mm512_set1_ps(HIDDEN / 2));
-        v.shift[i] = _mm512_mul_ps(largest, factor);
-        v.total[i] = _mm512_load_ps(g[i].total);
-    }
+    Weighing v = begin_weighing(w, g, groups, now == NONE ? 0 : now, factor);
     if (before != NONE) {
         const float *weights = scores_of(w, before);
         const bf16 *values = w->values + (size_t)(before / 32) * TILE;
@@ -260,12 +267,66 @@ INLINE void turn_of(const Worker *w, Group *g, int groups, int before, int now, 
         if (groups == 2) _tile_stored(1, scores + (2 * BLOCK - 16) * LANES, 64);
     }
     weigh(&v, groups, pairs - v.pair);
-#pragma GCC unroll 2
-    for (int i = 0; i < groups; i++) _mm512_store_ps(g[i].total, v.total[i]);
+    end_weighing(&v, g, groups);
+}
+
+/* Add the values of a block by their weights, on vectors. */
+INLINE void add_values(const Worker *w, const Group *g, int groups, int block) {
+    const bf16 *weights = (const bf16 *)scores_of(w, block), *other_weights = weights + BLOCK * GROUP;
+    float *out[AT_ONCE] = {g[0].out, g[groups - 1].out};
+    for (int d = 0; d < w->step->value_width; d += AT_A_TIME) {
+        const bf16 *values = w->values + ((size_t)(d / 16) * (RANGE / 32) + block / 32) * TILE + d % 16 * GROUP;
+        __m512 sums[AT_A_TIME][2];
+#pragma GCC unroll 8
+        for (int r = 0; r < AT_A_TIME; r++)
+            for (int i = 0; i < groups; i++) sums[r][i] = _mm512_load_ps(out[i] + (d + r) * LANES);
+        for (int tile = 0; tile < BLOCK / 32; tile++)
+            add_products(sums, AT_A_TIME, groups, values + tile * TILE, GROUP, weights + tile * TILE,
+                         other_weights + tile * TILE, 16);
+#pragma GCC unroll 8
+        for (int r = 0; r < AT_A_TIME; r++)
+            for (int i = 0; i < groups; i++) _mm512_store_ps(out[i] + (d + r) * LANES, sums[r][i]);
+    }
+}
+
+/* Score a block, on vectors. */
+INLINE void score(const Worker *w, const Group *g, int groups, int block, int64_t key_width) {
+    const bf16 *keys = w->keys + block * key_width;
+    float *scores = scores_of(w, block);
+    for (int k = 0; k < BLOCK; k += AT_A_TIME) {
+        __m512 sums[AT_A_TIME][2];
+#pragma GCC unroll 8
+        for (int r = 0; r < AT_A_TIME; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+        add_products(sums, AT_A_TIME, groups, keys + k * key_width, key_width, g[0].query, g[groups - 1].query,
+                     (int)key_width / 2);
+#pragma GCC unroll 8
+        for (int r = 0; r < AT_A_TIME; r++)
+            for (int i = 0; i < groups; i++) _mm512_store_ps(scores + (i * BLOCK + k + r) * LANES, sums[r][i]);
+    }
+}
+
+/* The same as turn_of on vectors, one after the other. */
+INLINE void turn_on_vectors(const Worker *w, Group *g, int groups, int before, int now, int after, __m512 factor) {
+    const int64_t key_width = w->step->key_width;
+    if (before != NONE) add_values(w, g, groups, before);
+    if (after != NONE && key_width == 64)
+        score(w, g, groups, after, 64); /* rows a known distance apart take fewer registers */
+    else if (after != NONE && key_width == 128)
+        score(w, g, groups, after, 128);
+    else if (after != NONE)
+        score(w, g, groups, after, key_width);
+    if (now == NONE) return;
+    Weighing v = begin_weighing(w, g, groups, now, factor);
+    weigh(&v, groups, BLOCK / 2);
+    end_weighing(&v, g, groups);
 }
 
 static void turn(const Worker *w, Group *g, int groups, int before, int now, int after, __m512 factor) {
-    if (groups == 2)
+    if (actorpp_unit == VECTORS && groups == 2)
+        turn_on_vectors(w, g, 2, before, now, after, factor);
+    else if (actorpp_unit == VECTORS)
+        turn_on_vectors(w, g, 1, before, now, after, factor);
+    else if (groups == 2)
         turn_of(w, g, 2, before, now, after, factor);
     else
         turn_of(w, g, 1, before, now, after, factor);
@@ -522,13 +583,13 @@ static void *work(void *argument) {
     /* Numbers too small for float32 are zeros: to make them by halves would take the vector unit thirty times as long. */
     unsigned mode = _mm_getcsr();
     _mm_setcsr(mode | _MM_FLUSH_ZERO_ON);
-    configure(full);
+    if (actorpp_unit == TILES) configure(full);
     for (int64_t task = 0; task < step->num_segments * step->kv_heads && !w->failed; task++) {
         const int64_t *segment = step->segments + task / step->kv_heads * 4;
         expect(w, task + w->parts, segment);
         w->failed = !attend_segment(w, segment, (int)(task % step->kv_heads), &dealt);
     }
-    _tile_release();
+    if (actorpp_unit == TILES) _tile_release();
     _mm_setcsr(mode);
     free(w->groups);
     free(w->states);
@@ -547,7 +608,7 @@ static int64_t count_scores(const Step *step) {
     return count * step->heads;
 }
 
-int actorpp_amx_attend(const Step *step) {
+int actorpp_attend(const Step *step) {
     Worker workers[MAX_THREADS];
     int parts = step->threads < MAX_THREADS ? step->threads : MAX_THREADS, failed = 0;
     if (count_scores(step) <= ALONE) parts = 1;
@@ -557,29 +618,13 @@ int actorpp_amx_attend(const Step *step) {
     return failed;
 }
 
-END_OF_TILES
-
-/* Ask the kernel for the tile unit, once for the process. Returns 0 if there is one. */
-__attribute__((target("xsave"))) int actorpp_amx_start(void) {
-    enum { ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18 };
-    unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 1;
-    unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
-    unsigned amx = 1u << 22 | 1u << 24;                         /* BF16, TILE */
-    if ((b & avx512) != avx512 || (d & amx) != amx) return 1;
-    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & 1u << 5)) return 1; /* AVX512-BF16 */
-    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) != 0;
-}
+END_OF_TARGET
 
 #else
 
-int actorpp_amx_start(void) { return 1; }
-int actorpp_amx_attend(const void *step) {
+int actorpp_attend(const void *step) {
     (void)step;
     return 1;
 }
 
 #endif
-
-/* Callable on any CPU, before all else. */
-int actorpp_amx_interface(void) { return INTERFACE; }
