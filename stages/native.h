@@ -126,13 +126,13 @@ typedef struct {
     int32_t threads; /* at most */
 } Step;
 
-/* What vectors do for what tiles do with rows of one operand and columns of the other: add to sum (r, c) the products of
-   the pairs of numbers of row r with those of column c. A vector holds a pair of each of 16 columns, and the next pair
-   of these lies behind it, as in a tile. There are one or two times 16 columns, up to AT_A_TIME rows. */
-INLINE void add_products(__m512 sums[AT_A_TIME][2], int rows, int columns, const bf16 *row, int64_t row_stride,
-                         const bf16 *column, const bf16 *next_column, int pairs) {
-#pragma GCC unroll 1
-    for (int pair = 0; pair < pairs; pair++) {
+/* What vectors do instead of tiles: add to sum (r, c) the products of the 32 numbers of row r with those of column c. A
+   vector of columns holds a pair of numbers of each of 16 columns, and the next pair of these lies behind it, as in a
+   tile. There are one or two times 16 columns, and up to AT_A_TIME rows. */
+INLINE void multiply_tile(__m512 sums[AT_A_TIME][2], int rows, int columns, const bf16 *row, int64_t row_stride,
+                          const bf16 *column, const bf16 *next_column) {
+#pragma GCC unroll 16
+    for (int pair = 0; pair < GROUP / 2; pair++) {
         __m512bh first = (__m512bh)_mm512_loadu_si512(column + pair * GROUP), second = first;
         if (columns == 2) second = (__m512bh)_mm512_loadu_si512(next_column + pair * GROUP);
 #pragma GCC unroll 8

@@ -143,10 +143,16 @@ def library() -> Any:
     spec = find_spec(LIBRARY)
     if spec is None or spec.origin is None:
         return None
-    loaded = ctypes.CDLL(spec.origin)
+    loaded = opened(spec.origin)
+    return loaded if loaded.actorpp_start(TILES) != NOTHING else None
+
+
+def opened(path: str) -> Any:
+    """The library at ``path``, which does not compute yet. Raises ConfigError as ``library``."""
+    loaded = ctypes.CDLL(path)
     interface = getattr(loaded, "actorpp_interface", None)
     if interface is None or interface() != INTERFACE:
-        raise ConfigError(f"{spec.origin} is not of this version: install again (pip install .)")
+        raise ConfigError(f"{path} is not of this version: install again (pip install .)")
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     loaded.actorpp_rms_norm.argtypes = (*[pointer] * 3, *[number] * 2, ctypes.c_float)
     loaded.actorpp_rotate.argtypes = (*[pointer] * 3, *[number] * 4)
@@ -154,7 +160,7 @@ def library() -> Any:
     loaded.actorpp_likeliest.argtypes = (*[pointer] * 2, *[number] * 2)
     loaded.actorpp_layers.argtypes = (pointer, number, *[pointer] * 4)
     loaded.actorpp_linear.argtypes = (*[pointer] * 4, number, *[ctypes.c_int32] * 2)
-    return loaded if loaded.actorpp_start(TILES) != NOTHING else None
+    return loaded
 
 
 def unit() -> int:

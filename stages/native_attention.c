@@ -113,6 +113,17 @@ INLINE __m256i to_bf16(__m512i bits) {
    their place. Those of a block and the next are apart. */
 INLINE float *scores_of(const Worker *w, int block) { return w->scores + block / BLOCK % 2 * AT_ONCE * BLOCK * LANES; }
 
+/* Key k of a block, from element d on, a multiple of 32. Of each block's keys the first 32 elements lie together, then
+   the next of all: in rows that are a line apart, whatever the width. */
+INLINE bf16 *keys_of(const Worker *w, int block, int k, int d) {
+    return w->keys + block * w->step->key_width + d * BLOCK + k * GROUP;
+}
+
+/* Element d of the values of a block, from key k on, a multiple of 32. Tiles of 16 elements have rows of 32 keys. */
+INLINE bf16 *values_of(const Worker *w, int block, int d, int k) {
+    return w->values + block * w->step->value_width + d / 16 * (BLOCK / 32 * TILE) + k / 32 * TILE + d % 16 * GROUP;
+}
+
 /* Hide what the group's queries do not see of a block, which begins at the position first. That includes what is past the
    last key. */
 static void hide(const Group *g, float *scores, int first, int window) {
@@ -207,7 +218,6 @@ INLINE void turn_of(const Worker *w, Group *g, int groups, int before, int now, 
     Weighing v = begin_weighing(w, g, groups, now == NONE ? 0 : now, factor);
     if (before != NONE) {
         const float *weights = scores_of(w, before);
-        const bf16 *values = w->values + (size_t)(before / 32) * TILE;
         float *out = g[0].out, *other = g[groups - 1].out;
         _tile_loadd(4, weights, 64);
         _tile_loadd(6, weights + 16 * LANES, 64);
@@ -216,8 +226,8 @@ INLINE void turn_of(const Worker *w, Group *g, int groups, int before, int now, 
             _tile_loadd(7, weights + (BLOCK + 16) * LANES, 64);
         }
         for (int d = 0; d < value_width; d += 16) {
-            _tile_loadd(2, values, 64);
-            _tile_loadd(3, values + TILE, 64);
+            _tile_loadd(2, values_of(w, before, d, 0), 64);
+            _tile_loadd(3, values_of(w, before, d, 32), 64);
             _tile_loadd(0, out + d * LANES, 64);
             _tile_dpbf16ps(0, 2, 4);
             _tile_dpbf16ps(0, 3, 6);
@@ -230,12 +240,10 @@ INLINE void turn_of(const Worker *w, Group *g, int groups, int before, int now, 
             }
             weigh(&v, groups, some);
             _tile_stored(0, out + d * LANES, 64);
-            values += RANGE / 32 * TILE;
         }
         if (groups == 2) _tile_stored(1, other + (value_width - 16) * LANES, 64);
     }
     if (after != NONE) {
-        const bf16 *keys = w->keys + (size_t)after * key_width;
         float *scores = scores_of(w, after);
         for (int k = 0; k < BLOCK; k += 16) {
             for (int d = 0; d < key_width; d += 64) {
@@ -247,8 +255,8 @@ INLINE void turn_of(const Worker *w, Group *g, int groups, int before, int now, 
                     if (both) _tile_loadd(6, query + TILE, 64);
                     if (both && groups == 2) _tile_loadd(7, other + TILE, 64);
                 }
-                _tile_loadd(2, keys + d, key_width * 2);
-                if (both) _tile_loadd(3, keys + d + 32, key_width * 2);
+                _tile_loadd(2, keys_of(w, after, k, d), 64);
+                if (both) _tile_loadd(3, keys_of(w, after, k, d + 32), 64);
                 if (!d) _tile_zero(0);
                 _tile_dpbf16ps(0, 2, 4);
                 if (both) _tile_dpbf16ps(0, 3, 6);
@@ -262,7 +270,6 @@ INLINE void turn_of(const Worker *w, Group *g, int groups, int before, int now, 
                 weigh(&v, groups, some);
             }
             _tile_stored(0, scores + k * LANES, 64);
-            keys += 16 * key_width;
         }
         if (groups == 2) _tile_stored(1, scores + (2 * BLOCK - 16) * LANES, 64);
     }
@@ -270,54 +277,55 @@ INLINE void turn_of(const Worker *w, Group *g, int groups, int before, int now, 
     end_weighing(&v, g, groups);
 }
 
-/* Add the values of a block by their weights, on vectors. */
-INLINE void add_values(const Worker *w, const Group *g, int groups, int block) {
-    const bf16 *weights = (const bf16 *)scores_of(w, block), *other_weights = weights + BLOCK * GROUP;
+/* Add the values of a block by their weights, on vectors, and make some weights after each tile. */
+INLINE void add_values(const Worker *w, const Group *g, int groups, int block, Weighing *v, int some) {
+    const bf16 *weights = (const bf16 *)scores_of(w, block);
     float *out[AT_ONCE] = {g[0].out, g[groups - 1].out};
     for (int d = 0; d < w->step->value_width; d += AT_A_TIME) {
-        const bf16 *values = w->values + ((size_t)(d / 16) * (RANGE / 32) + block / 32) * TILE + d % 16 * GROUP;
         __m512 sums[AT_A_TIME][2];
 #pragma GCC unroll 8
         for (int r = 0; r < AT_A_TIME; r++)
             for (int i = 0; i < groups; i++) sums[r][i] = _mm512_load_ps(out[i] + (d + r) * LANES);
-        for (int tile = 0; tile < BLOCK / 32; tile++)
-            add_products(sums, AT_A_TIME, groups, values + tile * TILE, GROUP, weights + tile * TILE,
-                         other_weights + tile * TILE, 16);
+        for (int k = 0; k < BLOCK; k += 32) {
+            const bf16 *values = values_of(w, block, d, k), *of_keys = weights + k * LANES;
+            multiply_tile(sums, AT_A_TIME, groups, values, GROUP, of_keys, of_keys + BLOCK * GROUP);
+            weigh(v, groups, some);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < AT_A_TIME; r++)
             for (int i = 0; i < groups; i++) _mm512_store_ps(out[i] + (d + r) * LANES, sums[r][i]);
     }
 }
 
-/* Score a block, on vectors. */
-INLINE void score(const Worker *w, const Group *g, int groups, int block, int64_t key_width) {
-    const bf16 *keys = w->keys + block * key_width;
+/* Score a block, on vectors, and make some weights after each tile. */
+INLINE void score(const Worker *w, const Group *g, int groups, int block, Weighing *v, int some) {
     float *scores = scores_of(w, block);
     for (int k = 0; k < BLOCK; k += AT_A_TIME) {
         __m512 sums[AT_A_TIME][2];
 #pragma GCC unroll 8
         for (int r = 0; r < AT_A_TIME; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
-        add_products(sums, AT_A_TIME, groups, keys + k * key_width, key_width, g[0].query, g[groups - 1].query,
-                     (int)key_width / 2);
+        for (int d = 0; d < w->step->key_width; d += 32) {
+            const bf16 *query = g[0].query + d / 32 * TILE, *other = g[groups - 1].query + d / 32 * TILE;
+            multiply_tile(sums, AT_A_TIME, groups, keys_of(w, block, k, d), GROUP, query, other);
+            weigh(v, groups, some);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < AT_A_TIME; r++)
             for (int i = 0; i < groups; i++) _mm512_store_ps(scores + (i * BLOCK + k + r) * LANES, sums[r][i]);
     }
 }
 
-/* The same as turn_of on vectors, one after the other. */
+/* The same as turn_of, on vectors. Weights take what products leave idle there: most of it is done by other ports. */
 INLINE void turn_on_vectors(const Worker *w, Group *g, int groups, int before, int now, int after, __m512 factor) {
-    const int64_t key_width = w->step->key_width;
-    if (before != NONE) add_values(w, g, groups, before);
-    if (after != NONE && key_width == 64)
-        score(w, g, groups, after, 64); /* rows a known distance apart take fewer registers */
-    else if (after != NONE && key_width == 128)
-        score(w, g, groups, after, 128);
-    else if (after != NONE)
-        score(w, g, groups, after, key_width);
-    if (now == NONE) return;
-    Weighing v = begin_weighing(w, g, groups, now, factor);
-    weigh(&v, groups, BLOCK / 2);
+    const int pairs = now == NONE ? 0 : BLOCK / 2;
+    int64_t tiles = 0;
+    if (before != NONE) tiles += w->step->value_width / AT_A_TIME * (BLOCK / 32);
+    if (after != NONE) tiles += BLOCK / AT_A_TIME * (w->step->key_width / 32);
+    const int some = tiles ? (int)(pairs / tiles) : 0;
+    Weighing v = begin_weighing(w, g, groups, now == NONE ? 0 : now, factor);
+    if (before != NONE) add_values(w, g, groups, before, &v, some);
+    if (after != NONE) score(w, g, groups, after, &v, some);
+    weigh(&v, groups, pairs - v.pair);
     end_weighing(&v, g, groups);
 }
 
@@ -446,8 +454,7 @@ static void fetch(Worker *w, int64_t first) {
     }
 }
 
-/* Lay out a range of keys in rows, and their values transposed: tile (d / 16, k / 32) has rows of 32 keys. What is past
-   the last key of the last block is zero. */
+/* Lay out a range of keys, and their values transposed. What is past the last key of the last block is zero. */
 static void lay_out(Worker *w, Cursor *cursor, int first, int count, int head) {
     const Step *step = w->step;
     const Side *key = &step->key, *value = &step->value;
@@ -455,16 +462,17 @@ static void lay_out(Worker *w, Cursor *cursor, int first, int count, int head) {
         const bf16 *from[32];
         fetch(w, first + at);
         for (int k = 0; k < 32; k++) {
-            bf16 *row = w->keys + (size_t)(at + k) * step->key_width;
+            const bf16 *stored = NULL;
             from[k] = NULL;
-            if (at + k >= count) {
-                memset(row, 0, (size_t)step->key_width * sizeof(bf16));
-                continue;
+            if (at + k < count) {
+                int64_t slot = slot_of(cursor, first + at + k);
+                from[k] = value->data + head * value->head_stride + slot * value->token_stride;
+                stored = key->data + head * key->head_stride + slot * key->token_stride;
             }
-            int64_t slot = slot_of(cursor, first + at + k);
-            from[k] = value->data + head * value->head_stride + slot * value->token_stride;
-            const bf16 *stored = key->data + head * key->head_stride + slot * key->token_stride;
-            memcpy(row, stored, (size_t)step->key_width * sizeof(bf16));
+            for (int d = 0; d < step->key_width; d += 32) {
+                __m512i part = stored ? _mm512_loadu_si512(stored + d) : _mm512_setzero_si512();
+                _mm512_store_si512(keys_of(w, at / BLOCK * BLOCK, at % BLOCK + k, d), part);
+            }
         }
         for (int d = 0; d < step->value_width; d += 16) {
             __m512i r[LANES];
@@ -478,7 +486,7 @@ static void lay_out(Worker *w, Cursor *cursor, int first, int count, int head) {
                 r[i] = _mm512_or_si512(pair[0], _mm512_slli_epi32(pair[1], 16));
             }
             transpose(r);
-            bf16 *tile = w->values + ((size_t)(d / 16) * (RANGE / 32) + at / 32) * TILE;
+            bf16 *tile = values_of(w, at / BLOCK * BLOCK, d, at % BLOCK);
             for (int i = 0; i < 16; i++) _mm512_store_si512(tile + i * 32, r[i]);
         }
     }

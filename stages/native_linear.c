@@ -4,8 +4,8 @@
    Weights come in panels of 32 output features: for each 32 input features two tiles of 16 outputs, whose rows hold
    pairs of inputs. A panel is multiplied with all rows before the next one is, so that each weight is read once from
    memory; the rows are read from the second cache again for each panel, with loads that do not drive the panel out of
-   the first. Beside the products the next panel is fetched; on tiles the sums of the block before are finished, too, on
-   the vector unit that would else wait.
+   the first. Two things go on beside the products: the next panel is fetched, and the sums of the block before are
+   finished, on the vector unit that would else wait; or on vectors by ports that products leave idle.
 
    Sums are in float32, over the input features in their order, whatever the number of rows: what a row gives does not
    depend on those beside it, nor on the number of threads. Results are rounded once, to the nearest even.
@@ -20,7 +20,8 @@ enum {
     PANEL = 32,          /* output features of a panel, input features of a tile */
     BLOCK = 32,          /* rows of a block: two tiles */
     PAIR = 2 * TILE,     /* numbers of a panel's two tiles */
-    ROW_BYTES = 1 << 20, /* at most, of the rows that are multiplied with a panel: they stay in the second cache */
+    ROW_BYTES = 1 << 20, /* at most, of the rows that tiles multiply with a panel: they stay in the second cache */
+    MORE_BYTES = 1 << 22, /* of those that vectors do: they are slower than the third */
     LINE = 32,           /* numbers of a cache line */
     AHEAD = 8192,        /* numbers between what is multiplied and what is fetched where a panel is used once */
     ALONE = 1 << 26,     /* multiplications up to which one thread computes them: starting others costs more */
@@ -75,18 +76,33 @@ INLINE void finish_row(const Part *p, Finish finish, const Block *block, int row
     memcpy(to, &both, sizeof both);
 }
 
-/* Sum up so many rows of a block, from that one on, on vectors. Meanwhile fetch so many lines in each step from ahead
-   on. */
-INLINE void sum_up_rows(const Part *p, Block *block, int first, int rows, int64_t row_stride, const bf16 *ahead,
-                        int lines) {
+static void finish_any_row(const Part *p, const Block *block, int row) {
+    if (p->finish == PLAIN) finish_row(p, PLAIN, block, row);
+    if (p->finish == PLUS) finish_row(p, PLUS, block, row);
+    if (p->finish == GATED) finish_row(p, GATED, block, row);
+}
+
+/* What goes on beside the products on vectors: finishing the block before, of which so many rows are, and fetching so
+   many lines for each 32 input features. */
+typedef struct {
+    const Block *before;
+    const bf16 *ahead;
+    int finished, lines;
+} Beside;
+
+/* Sum up so many rows of a block, from that one on, on vectors. */
+INLINE void sum_up_rows(const Part *p, Block *block, int first, int rows, int64_t row_stride, Beside *beside) {
     int64_t n = p->in_features, group = p->input.group_stride;
     const bf16 *weight = p->weight + block->panel * PANEL * n, *row = at(&p->input, block->row + first, 0);
     __m512 sums[AT_A_TIME][2];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     for (int64_t i = 0; i < n; i += PANEL, weight += PAIR, row += group) {
-        for (int line = 0; line < lines; line++, ahead += LINE) _mm_prefetch(ahead, _MM_HINT_T1);
-        add_products(sums, rows, 2, row, row_stride, weight, weight + TILE, PANEL / 2);
+        if (!first)
+            for (int line = 0; line < beside->lines; line++, beside->ahead += LINE)
+                _mm_prefetch(beside->ahead, _MM_HINT_T1);
+        multiply_tile(sums, rows, 2, row, row_stride, weight, weight + TILE);
+        if (beside->finished < beside->before->rows) finish_any_row(p, beside->before, beside->finished++);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
@@ -95,20 +111,29 @@ INLINE void sum_up_rows(const Part *p, Block *block, int first, int rows, int64_
     }
 }
 
-/* Sum up a block on vectors. Meanwhile fetch so many lines for each 32 input features from ahead on. */
-INLINE void sum_up_on_vectors(const Part *p, Block *block, int64_t row_stride, const bf16 *ahead, int lines) {
-    for (int first = 0; first < block->rows; first += AT_A_TIME, lines = 0) {
-        switch (block->rows - first) {
-        case 1: sum_up_rows(p, block, first, 1, row_stride, ahead, lines); break;
-        case 2: sum_up_rows(p, block, first, 2, row_stride, ahead, lines); break;
-        case 3: sum_up_rows(p, block, first, 3, row_stride, ahead, lines); break;
-        case 4: sum_up_rows(p, block, first, 4, row_stride, ahead, lines); break;
-        case 5: sum_up_rows(p, block, first, 5, row_stride, ahead, lines); break;
-        case 6: sum_up_rows(p, block, first, 6, row_stride, ahead, lines); break;
-        case 7: sum_up_rows(p, block, first, 7, row_stride, ahead, lines); break;
-        default: sum_up_rows(p, block, first, AT_A_TIME, row_stride, ahead, lines);
-        }
+INLINE void sum_up_all_rows(const Part *p, Block *block, int64_t row_stride, Beside *beside) {
+    int row = 0;
+    for (; block->rows - row >= AT_A_TIME; row += AT_A_TIME) sum_up_rows(p, block, row, AT_A_TIME, row_stride, beside);
+    switch (block->rows - row) {
+    case 1: sum_up_rows(p, block, row, 1, row_stride, beside); break;
+    case 2: sum_up_rows(p, block, row, 2, row_stride, beside); break;
+    case 3: sum_up_rows(p, block, row, 3, row_stride, beside); break;
+    case 4: sum_up_rows(p, block, row, 4, row_stride, beside); break;
+    case 5: sum_up_rows(p, block, row, 5, row_stride, beside); break;
+    case 6: sum_up_rows(p, block, row, 6, row_stride, beside); break;
+    case 7: sum_up_rows(p, block, row, 7, row_stride, beside); break;
     }
+}
+
+/* Sum up a block on vectors. Meanwhile finish the one before, and fetch so many lines for each 32 input features from
+   ahead on. */
+static void sum_up_on_vectors(const Part *p, Block *block, const Block *before, const bf16 *ahead, int lines) {
+    Beside beside = {before, ahead, 0, lines};
+    if (p->input.row_stride == GROUP)
+        sum_up_all_rows(p, block, GROUP, &beside); /* rows a known distance apart take fewer registers */
+    else
+        sum_up_all_rows(p, block, p->input.row_stride, &beside);
+    while (beside.finished < before->rows) finish_any_row(p, before, beside.finished++);
 }
 
 /* Sum up a block of more than 16 rows (tall) or up to so many. Meanwhile finish the one before, and fetch so many lines
@@ -160,22 +185,16 @@ INLINE void compute_rows(const Part *p, Finish finish, int64_t first, int64_t en
             block->row = row;
             block->panel = panel;
             block->rows = (int)(end - row < BLOCK ? end - row : BLOCK);
-            if (actorpp_unit == VECTORS) {
-                if (p->input.row_stride == GROUP)
-                    sum_up_on_vectors(p, block, GROUP, next, lines);
-                else
-                    sum_up_on_vectors(p, block, p->input.row_stride, next, lines);
-                for (int i = 0; i < block->rows; i++) finish_row(p, finish, block, i);
-                continue;
-            }
-            if (block->rows != configured) {
+            if (actorpp_unit == TILES && block->rows != configured) {
                 uint8_t upper = (uint8_t)(block->rows < LANES ? block->rows : LANES);
                 uint8_t lower = (uint8_t)(block->rows - upper);
                 const uint8_t row_counts[8] = {upper, upper, lower, lower, upper, lower, LANES, LANES};
                 configure(row_counts);
                 configured = block->rows;
             }
-            if (block->rows > LANES)
+            if (actorpp_unit == VECTORS)
+                sum_up_on_vectors(p, block, before, next, lines);
+            else if (block->rows > LANES)
                 sum_up(p, finish, block, 1, before, next, lines);
             else
                 sum_up(p, finish, block, 0, before, next, lines);
@@ -191,7 +210,8 @@ INLINE void compute_rows(const Part *p, Finish finish, int64_t first, int64_t en
 }
 
 INLINE void compute(const Part *p, Finish finish) {
-    int64_t blocks = (p->rows + BLOCK - 1) / BLOCK, most = ROW_BYTES / 2 / p->in_features / BLOCK;
+    int64_t bytes = actorpp_unit == TILES ? ROW_BYTES : MORE_BYTES;
+    int64_t blocks = (p->rows + BLOCK - 1) / BLOCK, most = bytes / 2 / p->in_features / BLOCK;
     int64_t times = most > 1 ? (blocks + most - 1) / most : blocks; /* of the same size: a panel for few rows is dear */
     for (int64_t i = 0; i < times; i++) {
         int64_t first = blocks * i / times * BLOCK, end = blocks * (i + 1) / times * BLOCK;

@@ -63,15 +63,20 @@ def own_layers() -> AbstractContextManager[Any]:
     return patch("actorpp.stages.host.fusing", lambda layers: contextlib.nullcontext())
 
 
+def without_the_library() -> AbstractContextManager[Any]:
+    return patch("actorpp.stages.native.library", lambda: None)
+
+
 class Way:
     """The model loaded and run in one way.
 
     Args:
-        loading: Holds while the model is loaded.
+        held: While the model is loaded, and while it runs.
     """
 
-    def __init__(self, model: Path, dtype: str, loading: Any, backend: str = "auto") -> None:
-        with loading():
+    def __init__(self, model: Path, dtype: str, held: Any, backend: str = "auto") -> None:
+        self._held = held
+        with held():
             chain = Chain(model, 1, num_pages=320, dtype=dtype, attention_backend=backend, threads=1)
         self.host: StageHost = chain.hosts[0]
         self.chain = chain
@@ -87,9 +92,10 @@ class Way:
             self.chain.admit(rid, IDS[: job.past + job.length], range(rid * pages, (rid + 1) * pages))
             self.host._requests[rid].computed = job.past
         segments = tuple(Segment(rid, job.past, job.length, None, True) for rid in range(job.requests))
-        start = time.thread_time()
-        self.host.fetch(self.host.launch(Step(0, 0, 0, segments), None, {}))
-        return time.thread_time() - start
+        with self._held():
+            start = time.thread_time()
+            self.host.fetch(self.host.launch(Step(0, 0, 0, segments), None, {}))
+            return time.thread_time() - start
 
 
 def main() -> None:
@@ -109,6 +115,7 @@ def main() -> None:
                 ways["as it is"].run(job)
             print(job.name, profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=15), sep="\n")
         return
+    ways["without the library"] = Way(model, options.dtype, without_the_library)
     ways["flash kernel"] = Way(model, options.dtype, none, "flash")
     ways["layers' own code"] = Way(model, options.dtype, own_layers)
     ways["oneDNN's linear layers"] = Way(model, options.dtype, onednn)
