@@ -38,9 +38,9 @@ enum { NOTHING, VECTORS, TILES };
 typedef uint16_t bf16;
 
 enum {
-    LANES = 16,  /* floats of a vector, rows of a tile */
-    TILE = 512,  /* bfloat16 numbers of a tile: 16 rows of 64 bytes */
-    GROUP = 32,  /* bfloat16 numbers of a cache line, of a row of a tile */
+    LANES = 16, /* floats of a vector, rows of a tile */
+    TILE = 512, /* bfloat16 numbers of a tile: 16 rows of 64 bytes */
+    GROUP = 32, /* bfloat16 numbers of a cache line, of a row of a tile */
     MAX_THREADS = 64,
     AT_A_TIME = 8, /* rows that vectors multiply with two columns of numbers: twice as many sums hide what each takes */
 };
@@ -168,8 +168,8 @@ int actorpp_attend(const Step *step);
 void actorpp_multiply(const Linear *linear, Rows input, Rows other, Rows out, int64_t rows, int gated, int threads);
 
 /* The same of rows that lie one behind the other; other may be NULL. */
-void actorpp_linear(const Linear *linear, const bf16 *input, const bf16 *other, bf16 *out, int64_t rows,
-                        int32_t gated, int32_t threads);
+void actorpp_linear(const Linear *linear, const bf16 *input, const bf16 *other, bf16 *out, int64_t rows, int32_t gated,
+                    int32_t threads);
 
 /* out = weight * bf16(x / sqrt(mean(x * x) + epsilon)) for each row of n numbers, a multiple of 16. */
 void actorpp_normalise(Rows x, const bf16 *weight, Rows out, int64_t rows, int64_t n, float epsilon);

@@ -5,10 +5,10 @@
    the sum of its weights and its weighted values so far. Products take bfloat16 and add up in float32; weights are
    rounded to bfloat16 for the second product, as torch's own kernel does.
 
-   The tile unit works beside the vector unit: while the scores of a block become weights, the values of the block before are
-   added up and the block after is scored (a turn). So one block's scores are turned into weights with the largest score
-   known before it; where these become too large, which is rare, the block is done again. The vector unit alone does the
-   three one after the other.
+   The tile unit works beside the vector unit: while the scores of a block become weights, the values of the block
+   before are added up and the block after is scored (a turn). So one block's scores are turned into weights with the
+   largest score known before it; where these become too large, which is rare, the block is done again. On vectors the
+   same is done in the same order, by ports that products leave idle.
 
    Everything is computed transposed. Sixteen queries (a group) are the columns of a tile and a vector's lanes, keys are
    its rows. So the largest score and the sum need no step across lanes, keys are read as they are stored, and the
@@ -17,7 +17,7 @@
 
    A step's result does not depend on the number of threads: each computes groups of its own.
 
-   This file knows nothing of Python or torch: stages/native.py calls it, on CPUs for which actorpp_start found a unit. */
+   This file knows nothing of Python or torch: stages/native.py calls it where actorpp_start found a unit. */
 
 #include "native.h"
 
@@ -124,8 +124,8 @@ INLINE bf16 *values_of(const Worker *w, int block, int d, int k) {
     return w->values + block * w->step->value_width + d / 16 * (BLOCK / 32 * TILE) + k / 32 * TILE + d % 16 * GROUP;
 }
 
-/* Hide what the group's queries do not see of a block, which begins at the position first. That includes what is past the
-   last key. */
+/* Hide what the group's queries do not see of a block, which begins at the position first. That includes what is past
+   the last key. */
 static void hide(const Group *g, float *scores, int first, int window) {
     const __m512 hidden = _mm512_set1_ps(HIDDEN);
     __m512i to = _mm512_loadu_si512(g->position);
@@ -158,8 +158,8 @@ typedef struct {
     __m512 factor, shift[AT_ONCE], total[AT_ONCE];
 } Weighing;
 
-/* 2 ** t, so that what is cut off to bfloat16 is rounded to nearest: a minimax polynomial of degree 3 from the integer below
-   (7e-5), plus half a unit of bfloat16's last place. */
+/* 2 ** t, so that what is cut off to bfloat16 is rounded to nearest: a minimax polynomial of degree 3 from the integer
+   below (7e-5), plus half a unit of bfloat16's last place. */
 INLINE __m512 weight(__m512 t) {
     __m512 f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     __m512 p = _mm512_set1_ps(0.07802452f);
@@ -205,9 +205,9 @@ INLINE void weigh(Weighing *v, int groups, int pairs) {
     }
 }
 
-/* For one or two groups: weigh the block now, and in between add the values of the block before by their weights and score
-   the block after; each of them may be NONE. A tile's result is stored after some more weights are made, so that these do
-   not wait for it. */
+/* For one or two groups: weigh the block now, and in between add the values of the block before by their weights and
+   score the block after; each of them may be NONE. A tile's result is stored after some more weights are made, so that
+   these do not wait for it. */
 INLINE void turn_of(const Worker *w, Group *g, int groups, int before, int now, int after, __m512 factor) {
     const int key_width = (int)w->step->key_width, value_width = (int)w->step->value_width;
     const int pairs = now == NONE ? 0 : BLOCK / 2;

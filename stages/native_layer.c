@@ -5,7 +5,7 @@
    caches each time. What is the same in all steps is described once (Layer), and what is the same in all layers of a
    step once a step (Batch).
 
-   This file knows nothing of Python or torch: stages/native.py calls it, on CPUs for which actorpp_start found a unit. */
+   This file knows nothing of Python or torch: stages/native.py calls it where actorpp_start found a unit. */
 
 #include "native.h"
 
@@ -98,7 +98,7 @@ static int compute(const Layer *layer, const Batch *batch, Rows hidden, bf16 *sc
    hidden_size, and as many as project of a layer has outputs and its output and down have inputs. Returns 0, or 1 when
    there is no memory. */
 int actorpp_layers(const Layer *layers, int64_t count, const Batch *batch, const bf16 *hidden, bf16 *scratch,
-                       bf16 *out) {
+                   bf16 *out) {
     int64_t n = layers->project.in_features;
     Rows between = group_by_group(scratch, batch->rows);
     copy(between, row_by_row(hidden, n), batch->rows, n);

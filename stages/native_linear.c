@@ -10,22 +10,22 @@
    Sums are in float32, over the input features in their order, whatever the number of rows: what a row gives does not
    depend on those beside it, nor on the number of threads. Results are rounded once, to the nearest even.
 
-   This file knows nothing of Python or torch: stages/native.py calls it, on CPUs for which actorpp_start found a unit. */
+   This file knows nothing of Python or torch: stages/native.py calls it where actorpp_start found a unit. */
 
 #include "native.h"
 
 #ifdef COMPILED
 
 enum {
-    PANEL = 32,          /* output features of a panel, input features of a tile */
-    BLOCK = 32,          /* rows of a block: two tiles */
-    PAIR = 2 * TILE,     /* numbers of a panel's two tiles */
-    ROW_BYTES = 1 << 20, /* at most, of the rows that tiles multiply with a panel: they stay in the second cache */
-    MORE_BYTES = 1 << 22, /* of those that vectors do: they are slower than the third */
-    LINE = 32,           /* numbers of a cache line */
-    AHEAD = 8192,        /* numbers between what is multiplied and what is fetched where a panel is used once */
-    ALONE = 1 << 26,     /* multiplications up to which one thread computes them: starting others costs more */
-    LEAST_ROWS = 64,     /* what few rows count as there: they wait for their weights */
+    PANEL = 32,       /* output features of a panel, input features of a tile */
+    BLOCK = 32,       /* rows of a block: two tiles */
+    PAIR = 2 * TILE,  /* numbers of a panel's two tiles */
+    TILED = 1 << 20,  /* bytes, at most, of the rows that tiles multiply with a panel: they stay in the second cache */
+    OTHERS = 1 << 22, /* of those that vectors do, which can wait for the third */
+    LINE = 32,        /* numbers of a cache line */
+    AHEAD = 8192,     /* numbers between what is multiplied and what is fetched where a panel is used once */
+    ALONE = 1 << 26,  /* multiplications up to which one thread computes them: starting others costs more */
+    LEAST_ROWS = 64,  /* what few rows count as there: they wait for their weights */
 };
 
 typedef enum { PLAIN, PLUS, GATED } Finish;
@@ -82,8 +82,8 @@ static void finish_any_row(const Part *p, const Block *block, int row) {
     if (p->finish == GATED) finish_row(p, GATED, block, row);
 }
 
-/* What goes on beside the products on vectors: finishing the block before, of which so many rows are, and fetching so
-   many lines for each 32 input features. */
+/* What goes on beside the products on vectors: finishing the rows of the block before, and fetching lines from ahead
+   on, so many for each 32 input features. */
 typedef struct {
     const Block *before;
     const bf16 *ahead;
@@ -210,7 +210,7 @@ INLINE void compute_rows(const Part *p, Finish finish, int64_t first, int64_t en
 }
 
 INLINE void compute(const Part *p, Finish finish) {
-    int64_t bytes = actorpp_unit == TILES ? ROW_BYTES : MORE_BYTES;
+    int64_t bytes = actorpp_unit == TILES ? TILED : OTHERS;
     int64_t blocks = (p->rows + BLOCK - 1) / BLOCK, most = bytes / 2 / p->in_features / BLOCK;
     int64_t times = most > 1 ? (blocks + most - 1) / most : blocks; /* of the same size: a panel for few rows is dear */
     for (int64_t i = 0; i < times; i++) {
@@ -242,8 +242,8 @@ void actorpp_multiply(const Linear *linear, Rows input, Rows other, Rows out, in
     in_threads(work, parts, sizeof *parts, (int)count);
 }
 
-void actorpp_linear(const Linear *linear, const bf16 *input, const bf16 *other, bf16 *out, int64_t rows,
-                        int32_t gated, int32_t threads) {
+void actorpp_linear(const Linear *linear, const bf16 *input, const bf16 *other, bf16 *out, int64_t rows, int32_t gated,
+                    int32_t threads) {
     int64_t n = linear->out_features;
     actorpp_multiply(linear, row_by_row(input, linear->in_features), row_by_row(other, n),
                      row_by_row(out, gated ? n / 2 : n), rows, gated, threads);

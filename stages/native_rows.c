@@ -5,7 +5,7 @@
    of torch's. One thread computes all rows; beside the products that is nothing. Arithmetic is in float32, and each
    result is rounded once, to the nearest even. Pointers are to rows that lie one behind the other.
 
-   This file knows nothing of Python or torch: stages/native.py calls it, on CPUs for which actorpp_start found a unit. */
+   This file knows nothing of Python or torch: stages/native.py calls it where actorpp_start found a unit. */
 
 #include "native.h"
 
