@@ -1,4 +1,4 @@
-"""Tiny checkpoints for the tests of the compute side, made once per session."""
+"""Tiny checkpoints for the tests of the compute side, made once per session, and what the library computes on."""
 
 from __future__ import annotations
 
