@@ -168,7 +168,7 @@ class ActorSystem:
     def _on_supervised(self, supervisor: Supervisor) -> None:
         task = self._supervisors.pop(supervisor)
         for cell in supervisor.cells:
-            self.forget(cell)
+            self.forget(cell)  # once more: it may have ended before it was among its parent's dependents
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self._report(error)
 
